@@ -1,0 +1,33 @@
+"""What every test shares: an environment that is put back, and marks by folder."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import markers
+
+
+@pytest.fixture(autouse=True)
+def restored_environment() -> Iterator[None]:
+    """Start without `RDT_E2E_*` variables, and put every variable back afterwards."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith("RDT_E2E_"):
+            del os.environ[name]
+    yield
+    # Not clear() and update(): other threads (Ray's) must never see an empty environment.
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, and skip those whose devices are not here."""
+    root = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(root).parts[0]
+        if folder in markers.FOLDER_MARKS:
+            item.add_marker(folder)
+    markers.skip_without_devices(items)

@@ -1,0 +1,103 @@
+"""The console: plain lines off a terminal, a live display on one."""
+
+import io
+import os
+import pty
+
+import pytest
+
+from rdt_e2e.console import PLAIN_INTERVAL_S, Console
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+def test_steps_are_numbered_and_timed(stream, clock):
+    console = Console(stream, num_steps=9, clock=clock)
+    with console.step("mini-kimi"):
+        clock.now += 1.25
+    with console.step("local cluster"):
+        console.info("two nodes")
+    assert stream.getvalue().splitlines() == [
+        "[1/9] mini-kimi ...",
+        "[1/9] mini-kimi: 1.2 s",
+        "[2/9] local cluster ...",
+        "two nodes",
+        "[2/9] local cluster: 0.0 s",
+    ]
+
+
+def test_expect_steps_counts_anew(stream, clock):
+    console = Console(stream, clock=clock)
+    with console.step("alone"):
+        pass
+    console.expect_steps(2)
+    with console.step("first"):
+        pass
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[1] alone ..."
+    assert lines[2] == "[1/2] first ..."
+
+
+def test_failed_step_says_so_and_raises(stream, clock):
+    console = Console(stream, clock=clock)
+
+    def interrupted():
+        with console.step("engine"):
+            clock.now += 3
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert stream.getvalue().splitlines()[-1] == "[1] engine: stopped after 3.0 s"
+
+
+def test_plain_progress_is_a_line_now_and_then(stream, clock):
+    console = Console(stream, clock=clock)
+    with console.progress(40, "training") as progress:
+        for _ in range(4):
+            clock.now += PLAIN_INTERVAL_S / 2
+            progress.advance(10)
+    assert stream.getvalue().splitlines() == [
+        "  training: 20/40",
+        "  training: 40/40",
+        "  training: 40/40 in 20.0 s",
+    ]
+
+
+def test_text_is_not_markup(stream):
+    Console(stream).info("[bold]a[/bold] [/]")
+    assert stream.getvalue() == "[bold]a[/bold] [/]\n"
+
+
+def test_terminal_shows_steps_progress_and_lines(clock):
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        console = Console(terminal, num_steps=1, clock=clock)
+        with console.step("trainer fleet [/x]"), console.progress(2, "rows") as progress:
+            progress.advance()
+            console.info("rank [0] is ready")
+            clock.now += 2
+        terminal.flush()
+        shown = os.read(reader, 65536).decode()
+    os.close(reader)
+    assert "[1/1] trainer fleet [/x] ..." in shown
+    assert "rank [0] is ready" in shown
+    assert "[1/1] trainer fleet [/x]: 2.0 s" in shown
