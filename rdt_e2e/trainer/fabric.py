@@ -1,0 +1,44 @@
+"""Ray Direct Transport over NIXL, as far as the trainer touches it."""
+
+import os
+
+import torch
+from ray.experimental import register_nixl_memory
+
+from rdt_e2e.errors import BackendUnavailableError
+
+
+def register(tensor: torch.Tensor) -> None:
+    """Register a tensor's storage with this process's NIXL agent, for the process's lifetime.
+
+    Args:
+        tensor: Any tensor; its whole storage is registered.
+
+    Raises:
+        BackendUnavailableError: NIXL or its backend cannot register this memory.
+    """
+    try:
+        register_nixl_memory(tensor)
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"NIXL could not register {tensor.untyped_storage().nbytes()} bytes on {tensor.device} "
+            f"(pid {os.getpid()}): {error}. Check that one nixl-cu12 or nixl-cu13 is installed and "
+            "that UCX_TLS and the memlock limit allow it"
+        ) from error
+
+
+def start_agent(device: torch.device) -> torch.Tensor:
+    """Build this process's NIXL agent now, by registering a few bytes.
+
+    Built lazily, inside the first pull, the agent can deadlock with a running collective on some
+    fabrics; so it exists before the process group does.
+
+    Returns:
+        The registered tensor; keep it alive.
+
+    Raises:
+        BackendUnavailableError: No agent can be built.
+    """
+    probe = torch.zeros(4096, dtype=torch.uint8, device=device)
+    register(probe)
+    return probe
