@@ -1,0 +1,213 @@
+"""The inference fleet as one thing: vLLM's `AsyncLLM` over all data-parallel ranks."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from rdt_e2e.config import Config
+from rdt_e2e.errors import EngineError
+
+WEIGHT_BACKEND = "sharded_rdt"
+"""vLLM turns tensor transport on for its workers by this literal name; do not change it."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One prompt's greedy continuation."""
+
+    prompt: str
+    token_ids: tuple[int, ...]
+    text: str
+
+
+def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEngineArgs:
+    """Build vLLM's arguments for this run.
+
+    Args:
+        config: The run's configuration.
+        model: Checkpoint folder; its weights are not read (`load_format="dummy"`).
+        node_address: IP address of the node that is to hold the fleet.
+    """
+    inference = config.inference
+    return AsyncEngineArgs(
+        model=str(model),
+        trust_remote_code=config.model.trust_remote_code,
+        load_format="dummy",
+        dtype=inference.dtype,
+        max_model_len=inference.max_model_len,
+        max_num_seqs=inference.max_num_seqs,
+        max_num_batched_tokens=max(2048, inference.max_model_len),
+        gpu_memory_utilization=inference.gpu_memory_utilization,
+        kv_cache_dtype=inference.kv_cache_dtype,
+        kv_cache_memory_bytes=inference.kv_cache_bytes,
+        enforce_eager=inference.enforce_eager,
+        tensor_parallel_size=inference.tensor_parallel,
+        data_parallel_size=inference.data_parallel,
+        data_parallel_size_local=inference.data_parallel,
+        data_parallel_address=node_address,
+        data_parallel_backend="ray",
+        enable_expert_parallel=inference.expert_parallel,
+        distributed_executor_backend="ray",
+        weight_transfer_config=WeightTransferConfig(backend=WEIGHT_BACKEND),
+        # A prefix cached under the old weights must not answer under the new ones.
+        enable_prefix_caching=False,
+        enable_log_requests=False,
+        disable_log_stats=True,
+    )
+
+
+class InferenceFleet:
+    """All inference ranks, driven through weight transfers.
+
+    Every call is bounded; a call that fails leaves the engine paused, never serving weights that
+    arrived in part.
+    """
+
+    def __init__(self, engine: AsyncLLM, config: Config) -> None:
+        self._engine = engine
+        self._config = config
+        self._request_ids = itertools.count()
+
+    async def generate(self, prompts: Sequence[str]) -> list[Generation]:
+        """Continue prompts greedily.
+
+        Raises:
+            EngineError: The engine failed or did not answer in time.
+        """
+        timeout_s = self._config.sync.sync_timeout_s
+        jobs = asyncio.gather(*(self._one(prompt) for prompt in prompts))
+        return list(await self._bounded(jobs, "generation", timeout_s))
+
+    async def _one(self, prompt: str) -> Generation:
+        params = SamplingParams(temperature=0.0, max_tokens=self._config.verify.max_tokens)
+        rendered = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
+        request_id = f"verify-{next(self._request_ids)}"
+        final = None
+        async for output in self._engine.generate(rendered[0], params, request_id=request_id):
+            final = output
+        if final is None:
+            raise EngineError(f"the engine gave no output for the prompt {prompt!r}")
+        completion = final.outputs[0]
+        return Generation(prompt, tuple(completion.token_ids), completion.text)
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Bake the transfer plan on every worker and register its buffers; once per engine."""
+        request = WeightTransferInitRequest(init_info=init_info)
+        call = self._engine.init_weight_transfer_engine(request)
+        await self._bounded(call, "init and bake", self._config.sync.init_timeout_s)
+
+    async def pause(self) -> None:
+        """Stop generation, aborting what runs; requests wait until `resume`."""
+        call = self._engine.pause_generation(mode="abort")
+        await self._bounded(call, "pause", self._config.sync.sync_timeout_s)
+
+    async def resume(self) -> None:
+        """Generate again."""
+        await self._bounded(
+            self._engine.resume_generation(), "resume", self._config.sync.sync_timeout_s
+        )
+
+    async def start_sync(self) -> None:
+        """Prepare every worker's parameters for new weights."""
+        await self._bounded(
+            self._engine.start_weight_update(), "start", self._config.sync.sync_timeout_s
+        )
+
+    async def update(self) -> None:
+        """Pull the whole checkpoint on every worker; returns when all pulls have landed."""
+        call = self._engine.update_weights(WeightTransferUpdateRequest(update_info={}))
+        await self._bounded(call, "update", self._config.sync.sync_timeout_s)
+
+    async def finish_sync(self, weight_version: str) -> None:
+        """Finish processing on every worker; only then do the new weights count."""
+        call = self._engine.finish_weight_update(weight_version)
+        await self._bounded(call, "finish", self._config.sync.sync_timeout_s)
+
+    async def _bounded(self, call: Any, what: str, timeout_s: float) -> Any:
+        try:
+            return await asyncio.wait_for(call, timeout_s)
+        except TimeoutError:
+            raise EngineError(
+                f"the inference fleet did not complete {what} within {timeout_s:g} s"
+            ) from None
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the inference fleet failed during {what}: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def inference_fleet(
+    config: Config, model: Path, node_address: str
+) -> AsyncIterator[InferenceFleet]:
+    """Start the fleet for the length of a block, and shut it down at its end.
+
+    Args:
+        config: The run's configuration.
+        model: Checkpoint folder.
+        node_address: IP address of the node that is to hold the fleet.
+
+    Raises:
+        EngineError: The fleet did not start, or not in time.
+    """
+    arguments = engine_arguments(config, model, node_address)
+    try:
+        engine = await asyncio.wait_for(
+            _in_daemon_thread(lambda: AsyncLLM.from_engine_args(arguments)),
+            config.inference.start_timeout_s,
+        )
+    except TimeoutError:
+        raise EngineError(
+            f"the inference fleet was not ready within {config.inference.start_timeout_s:g} s; raise "
+            "inference.start_timeout_s"
+        ) from None
+    except Exception as error:
+        raise EngineError(f"the inference fleet did not start: {error}") from error
+    try:
+        yield InferenceFleet(engine, config)
+    finally:
+        engine.shutdown()
+
+
+def _in_daemon_thread(start: Callable[[], AsyncLLM]) -> Awaitable[AsyncLLM]:
+    """Run a blocking start-up without an executor, whose threads Python joins at exit.
+
+    vLLM waits for its actors without a limit; after Ctrl-C or a time-out that wait must not keep
+    the program alive.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[AsyncLLM] = loop.create_future()
+
+    def settle(engine: AsyncLLM | None, error: Exception | None) -> None:
+        if future.cancelled():
+            if engine is not None:
+                engine.shutdown()
+        elif engine is not None:
+            future.set_result(engine)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        try:
+            engine, failure = start(), None
+        except Exception as error:  # noqa: BLE001 - handed to the waiting caller
+            engine, failure = None, error
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(settle, engine, failure)
+
+    threading.Thread(target=run, name="engine-start", daemon=True).start()
+    return future

@@ -1,0 +1,111 @@
+"""The parts of the plugin that need no running engine, and the guard on vLLM's internals."""
+
+import pytest
+import torch
+
+from rdt_e2e.errors import EnvironmentCheckError
+from rdt_e2e.inference.plugin import internals
+from rdt_e2e.inference.plugin.consumer import CpuConsumer, prepack_experts
+from rdt_e2e.inference.plugin.fp8_reference import dequantize
+
+
+def test_the_platform_is_offered_on_a_cpu_build_only(monkeypatch):
+    import rdt_e2e.inference.plugin.platform as plugin
+
+    assert plugin.platform_plugin() == (
+        "rdt_e2e.inference.plugin.cpu_platform.LogicalGpuCpuPlatform"
+    )
+    monkeypatch.setattr(plugin, "cpu_platform_plugin", lambda: None)
+    assert plugin.platform_plugin() is None
+
+
+def test_vllm_picks_the_platform_up_from_the_entry_point():
+    from vllm.platforms import current_platform
+
+    assert type(current_platform).__name__ == "LogicalGpuCpuPlatform"
+    assert current_platform.ray_device_key == "GPU"
+
+
+def test_registering_does_nothing_on_other_platforms(monkeypatch):
+    from vllm.platforms import current_platform
+
+    from rdt_e2e.inference.plugin.register import register
+
+    def installed(*_args):
+        pytest.fail("the CPU consumer was installed on another platform")
+
+    monkeypatch.setattr(internals, "install_engine", installed)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: False)
+    register()
+
+
+def test_registering_twice_keeps_one_consumer_under_vllms_name():
+    from rdt_e2e.inference.plugin.register import register
+
+    register()
+    register()
+    assert internals.WeightTransferEngineFactory._registry["sharded_rdt"]() is CpuConsumer
+
+
+def test_an_untested_release_is_refused(monkeypatch):
+    internals.check_release()
+    monkeypatch.setattr(internals, "installed_vllm", lambda: "0.34.1")
+    with pytest.raises(EnvironmentCheckError, match=r"0\.34\.1 is installed"):
+        internals.check_release()
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        (
+            internals.ShardedRDTWeightTransferEngine,
+            ["_ensure_proc_worker", "_dispatch_item", "_process_item", "drain_pending"],
+        ),
+        (internals.WeightTransferEngineFactory, ["_registry", "register_engine"]),
+    ],
+)
+def test_overridden_internals_still_exist(owner, names):
+    assert [name for name in names if not hasattr(owner, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        (internals.Chunk, {"scatters", "materialize", "quant"}),
+        (internals.ProcItem, {"chunk", "results", "slot"}),
+    ],
+)
+def test_fields_that_the_consumer_reads_still_exist(owner, names):
+    assert names <= set(owner.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (576, 256), (130, 300), (2, 256, 384)])
+def test_dequantize_is_the_block_product(shape):
+    weight = torch.randn(shape).clamp(-4, 4).to(torch.float8_e4m3fn)
+    rows, cols = shape[-2:]
+    scale = torch.rand(*shape[:-2], -(-rows // 128), -(-cols // 128)) + 0.5
+    result = dequantize(weight, scale, [128, 128], torch.float32)
+    for row, col in ((0, 0), (rows - 1, cols - 1), (rows // 2, cols // 2)):
+        expected = weight[..., row, col].float() * scale[..., row // 128, col // 128]
+        assert torch.equal(result[..., row, col], expected)
+
+
+def test_reloaded_experts_are_prepacked():
+    """Bug in vLLM 0.32.0: experts are prepacked on the first load only."""
+    packed = []
+
+    class Experts:
+        def process_weights_after_loading(self, layer):
+            packed.append(layer)
+
+    class Kernel:
+        fused_experts = Experts()
+
+    method = object.__new__(internals.UnquantizedFusedMoEMethod)
+    torch.nn.Module.__init__(method)
+    method.moe_kernel = None
+    prepack_experts(method, "first load")
+    assert packed == [], "vLLM itself prepacks on the first load"
+    method.moe_kernel = Kernel()
+    prepack_experts(method, "reload")
+    assert packed == ["reload"]
