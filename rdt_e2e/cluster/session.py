@@ -1,0 +1,86 @@
+"""Joining the cluster: one driver's connection, ended again whatever happens."""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import ray
+
+from rdt_e2e.cluster import local
+from rdt_e2e.config import Config
+from rdt_e2e.console import Console
+from rdt_e2e.errors import EnvironmentCheckError
+
+NUM_LOCAL_NODES = 2
+CONNECT_TIMEOUT_S = 10.0
+
+
+@contextlib.contextmanager
+def cluster_session(config: Config, console: Console) -> Iterator[str]:
+    """Join the cluster for the length of a block; deploy a local one first if none is up.
+
+    A local cluster that was deployed here is stopped at the end; one that was up before stays.
+
+    Args:
+        config: The run's configuration.
+        console: For the lines printed.
+
+    Yields:
+        The head's address.
+
+    Raises:
+        EnvironmentCheckError: Ray cannot be reached, or a local node did not join.
+    """
+    with contextlib.ExitStack() as stack:
+        if config.cluster.target == "local":
+            state = local.deploy(config, console, owner=os.getpid())
+            if state.owner is not None:  # Ours, or left by a run that was killed.
+                stack.callback(local.down, console)
+            os.environ.update(local.client_environment(state))
+            address = state.address
+        else:
+            address = str(config.cluster.address)
+            _check_reachable(address)
+            os.environ["RAY_ADDRESS"] = address
+        stack.callback(ray.shutdown)
+        _join(address, config)
+        yield address
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S):
+            return
+    except (OSError, ValueError) as error:
+        raise EnvironmentCheckError(
+            f"no Ray head answers at cluster.address={address}: {error}; start one with `ray start "
+            "--head`, or correct the address (host:port)"
+        ) from None
+
+
+def _join(address: str, config: Config) -> None:
+    try:
+        ray.init(
+            address=address,
+            namespace=config.cluster.namespace,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except (ConnectionError, RuntimeError) as error:
+        raise EnvironmentCheckError(
+            f"joining Ray at {address} failed: {str(error).strip().splitlines()[0]}; check that "
+            "RAY_AUTH_MODE and the token are those of the cluster"
+        ) from error
+    wanted = NUM_LOCAL_NODES if config.cluster.target == "local" else 1
+    deadline = time.monotonic() + config.cluster.start_timeout_s
+    while len([node for node in ray.nodes() if node["Alive"]]) < wanted:
+        if time.monotonic() > deadline:
+            raise EnvironmentCheckError(
+                f"Ray at {address} shows fewer than {wanted} live nodes after "
+                f"{config.cluster.start_timeout_s:g} s; see the logs of the Ray nodes"
+            )
+        time.sleep(0.1)

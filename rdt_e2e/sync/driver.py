@@ -1,0 +1,154 @@
+"""The whole run: both fleets up, text before, syncs, text after, verdict.
+
+Read `_run` for the order of things, and `session.py` for one sync.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rdt_e2e.checkpoint.index import read_index
+from rdt_e2e.checkpoint.layout import CheckpointLayout, build_layout
+from rdt_e2e.checkpoint.source import find_checkpoint
+from rdt_e2e.cluster.placement import choose_nodes
+from rdt_e2e.cluster.session import cluster_session
+from rdt_e2e.config import Config
+from rdt_e2e.console import Console
+from rdt_e2e.errors import RdtE2EError, VerificationError
+from rdt_e2e.inference.engine import InferenceFleet, inference_fleet
+from rdt_e2e.sync.record import RunRecord, open_run
+from rdt_e2e.sync.session import SyncSession
+from rdt_e2e.trainer.fleet import TrainerFleet
+from rdt_e2e.verify.text import Reference, check_differs, check_equal, read_reference
+
+NUM_STEPS = 6
+
+
+@dataclass(frozen=True)
+class SyncOutcome:
+    """What a finished run came to.
+
+    Attributes:
+        verdict: PASS, or NOT VERIFIED when the configuration asks for no reference.
+        record: The run directory and its contents.
+    """
+
+    verdict: str
+    record: RunRecord
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the program; a run that ends otherwise raises instead."""
+        return 0
+
+
+def run_sync(config: Config, console: Console) -> SyncOutcome:
+    """Run the job described by a configuration, from checkpoint to verdict.
+
+    `rdt_e2e.environment.apply_environment` has to be called before this module is imported.
+
+    Args:
+        config: What to run.
+        console: Where to say how it goes.
+
+    Returns:
+        The outcome; the run directory is written.
+
+    Raises:
+        VerificationError: The text is not the reference's; the run directory says so too.
+        RdtE2EError: The run could not be completed; everything it started is stopped.
+    """
+    console.expect_steps(NUM_STEPS + config.sync.iters)
+    record = open_run(config)
+    try:
+        with contextlib.ExitStack() as stack:
+            with console.step(f"checkpoint {config.model.source}"):
+                root = find_checkpoint(config, console)
+                layout = build_layout(read_index(root))
+                reference = _reference(config, root)
+                record.facts["checkpoint"] = _describe(config, root, layout)
+            with console.step("Ray cluster"):
+                stack.enter_context(cluster_session(config, console))
+                trainer_node, inference_node = choose_nodes(ray.nodes(), config)
+                record.facts["nodes"] = {"trainer": trainer_node, "inference": inference_node}
+            with console.step(f"trainer fleet: {config.trainer.num_ranks} ranks on {trainer_node}"):
+                trainers = TrainerFleet(config, trainer_node)
+                stack.callback(trainers.close)
+                trainers.start()
+                record.facts["trainer_bytes"] = trainers.load(root)
+            asyncio.run(_run(config, console, record, root, layout, trainers, reference))
+    except VerificationError as error:
+        record.verdict, record.error = "FAIL", str(error)
+        raise
+    except RdtE2EError as error:
+        record.error = str(error)
+        raise
+    except KeyboardInterrupt:
+        record.error = "interrupted"
+        raise
+    finally:
+        record.write()
+        console.info(record.summary())
+    return SyncOutcome(record.verdict, record)
+
+
+async def _run(
+    config: Config,
+    console: Console,
+    record: RunRecord,
+    root: Path,
+    layout: CheckpointLayout,
+    trainers: TrainerFleet,
+    reference: Reference | None,
+) -> None:
+    """Everything that needs the engine."""
+    node = record.facts["nodes"]["inference"]
+    async with contextlib.AsyncExitStack() as stack:
+        with console.step(f"inference fleet: {config.num_consumers} ranks on {node}"):
+            fleet = await stack.enter_async_context(inference_fleet(config, root, node))
+        with console.step("text before the sync (dummy weights)"):
+            said = await _say(fleet, config, console, record, "before")
+            if reference is not None:
+                check_differs(said, reference)
+        session = SyncSession(trainers, fleet, layout, config)
+        with console.step("init and bake"):
+            record.bake_s = await session.bake()
+        for iteration in range(1, config.sync.iters + 1):
+            with console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
+                record.syncs.append(await session.sync())
+                said = await _say(fleet, config, console, record, f"after sync {iteration}")
+                if reference is not None:
+                    check_equal(said, reference, f"after sync {iteration}")
+    record.verdict = "NOT VERIFIED" if reference is None else "PASS"
+    timeout_s = config.cluster.start_timeout_s
+    record.facts["trainer_memory"] = trainers.call("memory", timeout_s=timeout_s)
+
+
+async def _say(
+    fleet: InferenceFleet, config: Config, console: Console, record: RunRecord, when: str
+) -> list[Any]:
+    said = await fleet.generate(config.verify.prompts)
+    record.texts[when] = [asdict(one) for one in said]
+    for one in said:
+        console.info(f"  {one.prompt!r} -> {one.text!r}")
+    return said
+
+
+def _reference(config: Config, root: Path) -> Reference | None:
+    if config.verify.reference == "none":
+        return None
+    return read_reference(root, config.verify.prompts, config.verify.max_tokens)
+
+
+def _describe(config: Config, root: Path, layout: CheckpointLayout) -> dict[str, Any]:
+    return {
+        "source": config.model.source,
+        "folder": str(root),
+        "num_names": len(layout.names),
+        "num_groups": len(layout.groups),
+        "num_bytes": sum(held.num_bytes for held in layout.held.values()),
+    }
