@@ -51,6 +51,9 @@ def ray_environment(config: Config) -> dict[str, str]:
     if config.trainer.device == "cpu":
         # No RDMA and no GPU here: leave UCX nothing to probe, and one path to debug.
         variables["UCX_TLS"] = "tcp,self"
+        # Ray runs workers at niceness 15: on a machine that does anything else, the fleets then
+        # get what is left over.
+        variables["RAY_worker_niceness"] = "0"
     return _without_site_values(config, variables)
 
 

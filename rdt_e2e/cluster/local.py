@@ -172,12 +172,12 @@ def _node_arguments(
         f"--num-cpus={cluster.cpus_per_node}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--disable-usage-stats",
+        "--include-log-monitor=false",  # Nobody reads workers' logs through it here.
     ]
     head = [
         "--head",
         f"--port={port}",
         "--include-dashboard=false",
-        f"--ray-client-server-port={_free_port(cluster.trainer_ip)}",
     ]
     return {
         "trainer": [*head, *_addressed(cluster.trainer_ip), f"--num-gpus={gpus[0]}", *common],

@@ -13,7 +13,7 @@ import ray
 import torch
 
 from rdt_e2e.config import SyncConfig, TrainerConfig
-from rdt_e2e.trainer.fabric import register
+from rdt_e2e.fabric.agent import register
 from rdt_e2e.trainer.gather_cache import GatherCache
 from rdt_e2e.trainer.packing import FetchKey, lay_out, pack, replay
 from rdt_e2e.trainer.serve_ring import ServeRings

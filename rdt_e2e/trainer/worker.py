@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.layout import build_layout
 from rdt_e2e.config import Config
-from rdt_e2e.trainer.fabric import start_agent
+from rdt_e2e.fabric.agent import start_agent
 from rdt_e2e.trainer.producer import ProducerMixin
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 

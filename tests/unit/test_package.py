@@ -18,8 +18,8 @@ MAX_LINES = 400
 
 MAY_IMPORT = {
     "vllm": ("inference/",),
-    "nixl": ("trainer/", "inference/plugin/"),
-    "ray": ("trainer/", "inference/", "cluster/", "sync/driver.py"),
+    "nixl": ("fabric/",),
+    "ray": ("fabric/", "trainer/", "inference/", "cluster/", "sync/driver.py"),
     "transformers": ("mini_kimi/", "inference/"),
 }
 """Library to the parts of the package that may import it; a part is a folder or a file."""

@@ -15,10 +15,12 @@ def register() -> None:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
 
+    from rdt_e2e.fabric.progress import relax_progress_thread
     from rdt_e2e.inference.plugin.consumer import CpuConsumer
     from rdt_e2e.inference.plugin.fp8_reference import Fp8ReferenceConfig
     from rdt_e2e.inference.plugin.internals import check_release, install_engine
 
     check_release()
+    relax_progress_thread()
     register_quantization_config("fp8")(Fp8ReferenceConfig)
     install_engine("sharded_rdt", CpuConsumer)

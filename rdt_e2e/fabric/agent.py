@@ -1,4 +1,4 @@
-"""Ray Direct Transport over NIXL, as far as the trainer touches it."""
+"""This process's NIXL agent, reached through Ray Direct Transport."""
 
 import os
 
@@ -6,6 +6,7 @@ import torch
 from ray.experimental import register_nixl_memory
 
 from rdt_e2e.errors import BackendUnavailableError
+from rdt_e2e.fabric.progress import relax_progress_thread
 
 
 def register(tensor: torch.Tensor) -> None:
@@ -33,12 +34,17 @@ def start_agent(device: torch.device) -> torch.Tensor:
     Built lazily, inside the first pull, the agent can deadlock with a running collective on some
     fabrics; so it exists before the process group does.
 
+    Args:
+        device: Where this process's weights are.
+
     Returns:
         The registered tensor; keep it alive.
 
     Raises:
         BackendUnavailableError: No agent can be built.
     """
+    if device.type == "cpu":
+        relax_progress_thread()
     probe = torch.zeros(4096, dtype=torch.uint8, device=device)
     register(probe)
     return probe
