@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -19,11 +19,13 @@ from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import RdtE2EError, VerificationError
-from rdt_e2e.inference.engine import InferenceFleet, inference_fleet
 from rdt_e2e.sync.record import RunRecord, open_run
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet
 from rdt_e2e.verify.text import Reference, check_differs, check_equal, read_reference
+
+if TYPE_CHECKING:
+    from rdt_e2e.inference.engine import InferenceFleet
 
 NUM_STEPS = 6
 
@@ -106,6 +108,9 @@ async def _run(
     reference: Reference | None,
 ) -> None:
     """Everything that needs the engine."""
+    # Here, because vLLM takes seconds to import: bad input is reported before that.
+    from rdt_e2e.inference.engine import inference_fleet
+
     node = record.facts["nodes"]["inference"]
     async with contextlib.AsyncExitStack() as stack:
         with console.step(f"inference fleet: {config.num_consumers} ranks on {node}"):
@@ -129,7 +134,7 @@ async def _run(
 
 
 async def _say(
-    fleet: InferenceFleet, config: Config, console: Console, record: RunRecord, when: str
+    fleet: "InferenceFleet", config: Config, console: Console, record: RunRecord, when: str
 ) -> list[Any]:
     said = await fleet.generate(config.verify.prompts)
     record.texts[when] = [asdict(one) for one in said]

@@ -3,14 +3,17 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rdt_e2e.checkpoint.layout import CheckpointLayout
 from rdt_e2e.config import Config
 from rdt_e2e.errors import EngineError
-from rdt_e2e.inference.engine import InferenceFleet
 from rdt_e2e.sync.plan import init_info
 from rdt_e2e.sync.record import SyncTiming
 from rdt_e2e.trainer.fleet import TrainerFleet
+
+if TYPE_CHECKING:
+    from rdt_e2e.inference.engine import InferenceFleet
 
 
 class SyncSession:
@@ -23,7 +26,7 @@ class SyncSession:
     def __init__(
         self,
         trainers: TrainerFleet,
-        inference: InferenceFleet,
+        inference: "InferenceFleet",
         layout: CheckpointLayout,
         config: Config,
     ) -> None:
