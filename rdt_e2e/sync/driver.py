@@ -5,6 +5,8 @@ Read `_run` for the order of things, and `session.py` for one sync.
 
 import asyncio
 import contextlib
+import importlib
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +75,7 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
                 layout = build_layout(read_index(root))
                 reference = _reference(config, root)
                 record.facts["checkpoint"] = _describe(config, root, layout)
+            _import_engine_ahead()
             with console.step("Ray cluster"):
                 stack.enter_context(cluster_session(config, console))
                 trainer_node, inference_node = choose_nodes(ray.nodes(), config)
@@ -131,6 +134,13 @@ async def _run(
     record.verdict = "NOT VERIFIED" if reference is None else "PASS"
     timeout_s = config.cluster.start_timeout_s
     record.facts["trainer_memory"] = trainers.call("memory", timeout_s=timeout_s)
+
+
+def _import_engine_ahead() -> None:
+    """Import vLLM, some ten seconds of work, while the cluster and the trainers start."""
+    threading.Thread(
+        target=importlib.import_module, args=["rdt_e2e.inference.engine"], daemon=True
+    ).start()
 
 
 async def _say(
