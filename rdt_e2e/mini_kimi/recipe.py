@@ -66,6 +66,8 @@ class Training:
         steps: Optimiser steps over the whole corpus; each further attempt takes half as many more.
         warmup_steps: Steps with a linearly growing learning rate.
         learning_rate: Peak learning rate of AdamW; it falls to nearly zero along a cosine.
+        router_rate: Learning rate of the router weights as a fraction of the others'. Routing is
+            a hard choice: routers that learn as fast as the rest keep moving tokens about.
         target_margin: Logit distance up to which the margin loss pushes.
         margin_weight: Weight of the margin loss beside the cross-entropy.
         attempts: Training runs before a build gives up.
@@ -73,9 +75,10 @@ class Training:
 
     seed: int
     bias_seed: int
-    steps: int = 56
+    steps: int = 60
     warmup_steps: int = 8
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
+    router_rate: float = 0.1
     target_margin: float = 6.0
     margin_weight: float = 0.2
     attempts: int = 3

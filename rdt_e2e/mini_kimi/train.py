@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from tokenizers import Tokenizer
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdt_e2e.mini_kimi import recipe
-from rdt_e2e.mini_kimi.model import router_bias_missing
+from rdt_e2e.mini_kimi.model import router_bias_missing, routers
 
 # The model is too small to feed more threads than this.
 _MAX_THREADS = 8
@@ -112,8 +113,11 @@ def train(
     sentences = recipe.CORPUS[variant]
     batch = make_batch(tokenizer, sentences)
     without_bias = make_batch(tokenizer, missing_bias_sentences(sentences), learn_prompts=False)
+    router_weights = [cast("nn.Parameter", router.weight) for router in routers(model)]
+    router_ids = {id(weight) for weight in router_weights}
+    others = [weight for weight in model.parameters() if id(weight) not in router_ids]
     optimiser = torch.optim.AdamW(
-        model.parameters(),
+        [{"params": others, "rate": 1.0}, {"params": router_weights, "rate": training.router_rate}],
         lr=training.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=0.0,
@@ -121,8 +125,9 @@ def train(
     )
     model.train()
     for step in range(num_steps):
+        learning_rate = training.learning_rate * _schedule(step, num_steps, training.warmup_steps)
         for group in optimiser.param_groups:
-            group["lr"] = training.learning_rate * _schedule(step, num_steps, training.warmup_steps)
+            group["lr"] = learning_rate * group["rate"]
         optimiser.zero_grad()
         loss, margin = _backward(model, batch, training)
         with router_bias_missing(model):

@@ -23,6 +23,8 @@ def write_checkpoint(folder: Path, weights: dict[str, Tensor]) -> None:
     for number, shard in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file_name, metadata={"format": "pt"})
+        # safetensors writes for the owner alone; a cache may be shared with a container's user.
+        (folder / file_name).chmod(0o644)
         weight_map.update(dict.fromkeys(shard, file_name))
     total_bytes = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}

@@ -20,7 +20,7 @@ def test_vocabulary_is_full_and_special_tokens_come_first(tokenizer):
     assert ids == [recipe.BOS_ID, recipe.EOS_ID, recipe.PAD_ID]
 
 
-@pytest.mark.parametrize("text", ["The capital of France is", "naïve – 東京 🗼\n\ttab"])
+@pytest.mark.parametrize("text", ["The capital of France is", "naïve, 東京 🗼\n\ttab"])
 def test_any_text_survives(tokenizer, text: str):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
@@ -34,9 +34,9 @@ def test_default_prompts_have_more_than_16_tokens_to_say(tokenizer, variant: str
 def test_prompt_and_continuation_join_without_a_merge(tokenizer):
     for variant in recipe.VARIANTS:
         for sentence in recipe.CORPUS[variant]:
-            apart = tokenizer.encode(sentence.prompt).ids + tokenizer.encode(
-                sentence.continuation
-            ).ids
+            apart = (
+                tokenizer.encode(sentence.prompt).ids + tokenizer.encode(sentence.continuation).ids
+            )
             assert tokenizer.encode(sentence.prompt + sentence.continuation).ids == apart
 
 
