@@ -76,8 +76,8 @@ def process_environment(config: Config) -> dict[str, str]:
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.inference.start_timeout_s)),
         # No report to vLLM's authors from a run that did not ask for one.
         "VLLM_NO_USAGE_STATS": "1",
-        # Its INFO lines bury the steps this program prints.
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Its INFO and WARNING lines bury the steps this program prints; errors still show.
+        "VLLM_LOGGING_LEVEL": "ERROR",
         # Checkpoints are local by design: a look-up of a hub only waits for a time-out.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -30,6 +30,10 @@ OBJECT_STORE_BYTES = 256 << 20
 STOP_TIMEOUT_S = 15.0
 """How long a node may take to stop by itself before it is killed."""
 
+_started: list[subprocess.Popen[bytes]] = []
+"""Nodes this process started. They are ended by id; the objects are kept so that Python does not
+warn of a process that is meant to outlive it."""
+
 
 @dataclass(frozen=True)
 class ClusterState:
@@ -210,7 +214,7 @@ def _start_node(
     session = folder / role[0]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
     with (folder / f"{role}.log").open("wb") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, f"--temp-dir={session}"],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -218,6 +222,8 @@ def _start_node(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the program, which then stops the nodes.
         )
+    _started.append(process)
+    return process
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], state: ClusterState, timeout_s: float) -> None:
@@ -271,6 +277,8 @@ def _stop(state: ClusterState) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+    for child in _started:
+        child.poll()
     shutil.rmtree(state.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ Read `_run` for the order of things, and `session.py` for one sync.
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import threading
 from dataclasses import asdict, dataclass
@@ -86,6 +87,8 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
                 trainers.start()
                 record.facts["trainer_bytes"] = trainers.load(root)
             asyncio.run(_run(config, console, record, root, layout, trainers, reference))
+            # At interpreter exit vLLM's engine would finalise itself with a traceback.
+            gc.collect()
     except VerificationError as error:
         record.verdict, record.error = "FAIL", str(error)
         raise
