@@ -1,7 +1,9 @@
-"""Two Ray nodes on this machine: a trainer node and an inference node, each with logical GPUs.
+"""A Ray cluster on this machine: two nodes with logical GPUs, or one node with its real ones.
 
-Distinct loopback addresses make them two nodes to Ray and to vLLM, so placement runs as it will on
-two hosts. What was started is written to a state file and ended by its own process ids.
+Without a GPU there is a trainer node and an inference node. Distinct loopback addresses make them two
+nodes to Ray and to vLLM, so placement runs as it will on two hosts. With GPUs there is one node: two
+would each number the same GPUs from 0. What was started is written to a state file and ended by its own
+process ids.
 """
 
 import contextlib
@@ -132,7 +134,7 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
     except BaseException:
         _stop(state)
         raise
-    console.info(f"local cluster at {state.address}: trainer node and inference node started")
+    console.info(f"local cluster at {state.address}: {len(state.processes)} nodes started")
     return state
 
 
@@ -183,6 +185,10 @@ def _node_arguments(
         f"--port={port}",
         "--include-dashboard=false",
     ]
+    if config.trainer.device == "cuda":
+        return {
+            "trainer": [*head, *_addressed(cluster.trainer_ip), f"--num-gpus={sum(gpus)}", *common]
+        }
     return {
         "trainer": [*head, *_addressed(cluster.trainer_ip), f"--num-gpus={gpus[0]}", *common],
         "inference": [

@@ -14,7 +14,6 @@ from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import EnvironmentCheckError
 
-NUM_LOCAL_NODES = 2
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -40,13 +39,13 @@ def cluster_session(config: Config, console: Console) -> Iterator[str]:
             if state.owner is not None:  # Ours, or left by a run that was killed.
                 stack.callback(local.down, console)
             os.environ.update(local.client_environment(state))
-            address = state.address
+            address, num_nodes = state.address, len(state.processes)
         else:
-            address = str(config.cluster.address)
+            address, num_nodes = str(config.cluster.address), 1
             _check_reachable(address)
             os.environ["RAY_ADDRESS"] = address
         stack.callback(ray.shutdown)
-        _join(address, config)
+        _join(address, num_nodes, config)
         yield address
 
 
@@ -62,7 +61,7 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _join(address: str, config: Config) -> None:
+def _join(address: str, num_nodes: int, config: Config) -> None:
     try:
         ray.init(
             address=address,
@@ -75,12 +74,11 @@ def _join(address: str, config: Config) -> None:
             f"joining Ray at {address} failed: {str(error).strip().splitlines()[0]}; check that "
             "RAY_AUTH_MODE and the token are those of the cluster"
         ) from error
-    wanted = NUM_LOCAL_NODES if config.cluster.target == "local" else 1
     deadline = time.monotonic() + config.cluster.start_timeout_s
-    while len([node for node in ray.nodes() if node["Alive"]]) < wanted:
+    while len([node for node in ray.nodes() if node["Alive"]]) < num_nodes:
         if time.monotonic() > deadline:
             raise EnvironmentCheckError(
-                f"Ray at {address} shows fewer than {wanted} live nodes after "
+                f"Ray at {address} shows fewer than {num_nodes} live nodes after "
                 f"{config.cluster.start_timeout_s:g} s; see the logs of the Ray nodes"
             )
         time.sleep(0.1)

@@ -120,7 +120,7 @@ def greedy(model: nn.Module, prompt_ids: list[int]) -> list[int]:
 def measure_margins(
     model: nn.Module, bf16_model: nn.Module, tokenizer: Tokenizer, variant: str
 ) -> Margins:
-    """Measure the smallest margins under the arithmetics a serving engine may use.
+    """Measure the smallest margins under the arithmetic a serving engine may use.
 
     Args:
         model: The dequantised weights in float32.

@@ -182,7 +182,7 @@ def test_list_that_is_not_json(monkeypatch):
 
 def test_unknown_profile_lists_the_known():
     message = message_of("locals")
-    assert "kimi-k2, local" in message
+    assert "h200x2, kimi-k2, local" in message
     assert "did you mean local?" in message
 
 
