@@ -181,7 +181,13 @@ def test_config_keys_lists_and_explains_every_key(run):
 def test_deploy_down_status(run, fakes):
     deployed = []
     fakes.local.deploy = lambda config, console: deployed.append(config.cluster.cpus_per_node)
-    fakes.local.down = lambda console: bool(deployed)
+    forced = []
+
+    def down(console, force):
+        forced.append(force)
+        return bool(deployed)
+
+    fakes.local.down = down
     state = dataclasses.make_dataclass("State", [("address", str)])("127.0.0.2:6380")
     fakes.local.status = lambda: state if deployed else None
 
@@ -192,7 +198,8 @@ def test_deploy_down_status(run, fakes):
     assert run("deploy", "--set", "cluster.cpus_per_node=5")[0] == 0
     assert deployed == [5]
     assert json.loads(run("status")[1]) == {"address": "127.0.0.2:6380"}
-    assert run("down") == (0, "", "")
+    assert run("down", "--force") == (0, "", "")
+    assert forced == [False, True]
 
 
 def test_mini_kimi_prints_the_folder_alone(run, fakes, tmp_path):
