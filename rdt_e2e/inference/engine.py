@@ -56,10 +56,7 @@ def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEng
         kv_cache_memory_bytes=inference.kv_cache_bytes,
         enforce_eager=inference.enforce_eager,
         tensor_parallel_size=inference.tensor_parallel,
-        data_parallel_size=inference.data_parallel,
-        data_parallel_size_local=inference.data_parallel,
-        data_parallel_address=node_address,
-        data_parallel_backend="ray",
+        **_data_parallel(inference.data_parallel, node_address),
         enable_expert_parallel=inference.expert_parallel,
         distributed_executor_backend="ray",
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_BACKEND),
@@ -68,6 +65,18 @@ def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEng
         enable_log_requests=False,
         disable_log_stats=True,
     )
+
+
+def _data_parallel(size: int, node_address: str) -> dict[str, Any]:
+    """Arguments that place the data-parallel ranks; vLLM takes no address for a single one."""
+    if size == 1:
+        return {}
+    return {
+        "data_parallel_size": size,
+        "data_parallel_size_local": size,
+        "data_parallel_address": node_address,
+        "data_parallel_backend": "ray",
+    }
 
 
 class InferenceFleet:
