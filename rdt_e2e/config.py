@@ -127,8 +127,9 @@ class TrainerConfig(_Section):
     """Trainer ranks, one Ray actor and one (logical) GPU each."""
     device: Literal["cpu", "cuda"]
     """Where both fleets keep their weights."""
-    gather: Literal["full"] = "full"
-    """``full`` gathers every tensor on every rank before it is served."""
+    gather: Literal["owner", "full"] = "owner"
+    """``owner`` serves routed experts from the rank that holds them and gathers the rest; ``full``
+    gathers every tensor on every rank, for trainers whose sharding splits experts."""
     lookahead: int = Field(default=1, ge=0)
     """Gather groups gathered ahead of the one being served; lookahead + 1 are resident."""
     load_timeout_s: Seconds = 300

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rdt_e2e.checkpoint.layout import CheckpointLayout
+from rdt_e2e.checkpoint.owners import assign_owners
 from rdt_e2e.config import Config
 from rdt_e2e.errors import PlanError
 
@@ -19,8 +20,7 @@ def init_info(
         config: The run's configuration.
 
     Returns:
-        A flat dict of JSON values. Every rank holds every name (`gather: full`), so the owner
-        tables stay empty.
+        A flat dict of JSON values.
 
     Raises:
         PlanError: The lists do not agree; the engine would report it only as a missing name.
@@ -35,6 +35,7 @@ def init_info(
             f"{len(names)} names ({len(set(names))} distinct) in groups of {sum(group_lens)}: every "
             "name must be in exactly one gather group"
         )
+    owners = assign_owners(layout, config.trainer.num_ranks, config.trainer.gather)
     return {
         "trainer_actor_names": list(actor_names),
         "trainer_actor_namespace": config.cluster.namespace,
@@ -42,6 +43,8 @@ def init_info(
         "dtype_names": [entry.dtype for entry in entries],
         "shapes": [list(entry.shape) for entry in entries],
         "group_lens": group_lens,
+        "owner_sets": [list(ranks) for ranks in owners.owner_sets],
+        "name_owner_class": [owners.class_of[name] for name in names],
         "num_consumers": config.num_consumers,
         "num_rdt_buffers": config.sync.num_buffers,
         "buffer_presize_gb": config.sync.buffer_presize_gib,

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import torch
 
+from rdt_e2e.checkpoint.owners import gathered_groups
 from rdt_e2e.config import SyncConfig, TrainerConfig
 from rdt_e2e.fabric.agent import register
 from rdt_e2e.trainer.gather_cache import GatherCache
@@ -55,8 +56,10 @@ class ProducerMixin:
         """Set up the gather cache and the (still empty) serve rings."""
         self._shards = shards
         self._device = device
+        self._groups = gathered_groups(shards.layout, trainer.gather)
+        self._owned = shards.owned() if trainer.gather == "owner" else {}
         self._cache = GatherCache(
-            shards.layout.groups, trainer.lookahead, sync.stall_timeout_s, self.producer_rank
+            self._groups, trainer.lookahead, sync.stall_timeout_s, self.producer_rank
         )
         presize_bytes = int(sync.buffer_presize_gib * 2**30)
         self._rings = ServeRings(sync.num_buffers, device, register, presize_bytes)
@@ -78,7 +81,7 @@ class ProducerMixin:
             SyncError: A collective failed, or the sync stalled; every waiting pull raises it too.
         """
         try:
-            for group in self._shards.layout.groups:
+            for group in self._groups:
                 self._cache.wait_for_room(group)
                 started = time.perf_counter()
                 tensors = self._shards.gather_group(group)
@@ -114,9 +117,13 @@ class ProducerMixin:
         Source: callers in `sharded_rdt_common.py` and `sharded_rdt_engine.py` (vLLM 0.32.0).
         """
         started = time.perf_counter()
-        tensors = self._cache.get([name for name, _ in keys], consumer_id)
+        gathered = [name for name, _ in keys if name not in self._owned]
+        published = self._cache.get(gathered, consumer_id)
         ready = time.perf_counter()
-        slices = [replay(name, tensors[name], chain) for name, chain in keys]
+        slices = [
+            replay(name, self._owned[name] if name in self._owned else published[name], chain)
+            for name, chain in keys
+        ]
         places, num_bytes = lay_out(slices)
         slot = self._rings.slot(consumer_id, seq, num_bytes)
         pack(slices, places, slot)

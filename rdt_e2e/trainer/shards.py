@@ -51,6 +51,15 @@ class ShardedCheckpoint:
         """This rank's rows of a held tensor: `[n, ...]`, n possibly 0."""
         return self._local[key]
 
+    def owned(self) -> dict[str, torch.Tensor]:
+        """Experts that lie whole on this rank: name to its row of the shard, a view."""
+        rows: dict[str, torch.Tensor] = {}
+        for key, held in self.layout.held.items():
+            if held.stacked:
+                start, stop = self._rows(held)
+                rows |= dict(zip(held.names[start:stop], self._local[key], strict=True))
+        return rows
+
     def load(self, index: CheckpointIndex) -> int:
         """Fill the shards with this rank's rows of a checkpoint; other rows are not read.
 

@@ -1,7 +1,11 @@
 """The sync on the real Ray, NIXL and vLLM: what it must do, and proof that its check can fail."""
 
+from typing import Any
+
 import pytest
 
+from rdt_e2e.checkpoint.owners import Gather
+from rdt_e2e.config import load_config
 from rdt_e2e.errors import EngineError, TextMismatchError
 from tests.stack.conftest import Stack, flip_bytes
 
@@ -84,3 +88,48 @@ def test_the_router_bias_arrives(stack: Stack) -> None:
 def test_an_engine_call_that_fails_is_a_named_error(live: Stack) -> None:
     with pytest.raises(EngineError, match="failed during update"):
         live.wait(live.inference.update())  # No start before it.
+
+
+def use_gather(stack: Stack, gather: Gather) -> None:
+    """Switch the live producers to a gather mode, and let the consumers plan anew."""
+
+    def switch(worker: Any) -> None:
+        from rdt_e2e.checkpoint.owners import gathered_groups
+        from rdt_e2e.trainer.gather_cache import GatherCache
+
+        worker._groups = gathered_groups(worker._shards.layout, gather)
+        worker._owned = worker._shards.owned() if gather == "owner" else {}
+        stall_s = worker.config.sync.stall_timeout_s
+        worker._cache = GatherCache(worker._groups, 1, stall_s, worker.producer_rank)
+
+    stack.on_trainers(switch)
+    keys = {"trainer.gather": gather}
+    stack.session._config = load_config("local", keys)
+    stack.wait(stack.session.bake())
+
+
+def test_owned_experts_are_served_from_their_rank_and_never_gathered(live: Stack) -> None:
+    live.sync()
+    cached = live.on_trainers(lambda worker: [len(group.names) for group in worker._groups])
+    owned = live.on_trainers(lambda worker: sorted(worker._owned))
+    assert not set(owned[0]) & set(owned[1])
+    experts = {name for name in live.session._layout.names if ".mlp.experts." in name}
+    assert set(owned[0]) | set(owned[1]) == experts
+    assert sum(cached[0]) + len(experts) == len(live.session._layout.names)
+
+
+def test_both_gather_modes_give_the_same_text_and_bytes(stack: Stack) -> None:
+    owner = stack.sync()
+    try:
+        use_gather(stack, "full")
+        full = stack.sync()
+        stack.expect("v1")
+    finally:
+        use_gather(stack, "owner")
+    again = stack.sync()
+    stack.expect("v1")
+    # Packing pads between slices, and the modes cut the pulls differently.
+    assert full.num_bytes == pytest.approx(owner.num_bytes, rel=0.001)
+    assert again.num_bytes == owner.num_bytes
+    pulls = [sum(rank["num_pulls"] for rank in one.producers) for one in (owner, full)]
+    assert pulls[0] > pulls[1], "owner mode adds a pull per owning rank and layer"
