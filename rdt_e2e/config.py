@@ -210,6 +210,9 @@ class VerifyConfig(_Section):
     reference: Literal["recorded", "none"] = "recorded"
     """``recorded`` compares with the text stored beside the checkpoint; ``none`` compares nothing,
     and the run says so."""
+    weights: Literal["disk", "none"] = "none"
+    """``disk`` compares every tensor of every inference rank, after each sync, with what vLLM's own
+    loader makes of the checkpoint folder; it reads the checkpoint once per rank."""
 
 
 class PathsConfig(_Section):

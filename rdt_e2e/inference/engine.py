@@ -19,7 +19,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rdt_e2e.config import Config
-from rdt_e2e.errors import EngineError
+from rdt_e2e.errors import EngineError, WeightMismatchError
+from rdt_e2e.verify.weights import MISMATCH_MARK
 
 WEIGHT_BACKEND = "sharded_rdt"
 """vLLM turns tensor transport on for its workers by this literal name; do not change it."""
@@ -60,6 +61,7 @@ def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEng
         enable_expert_parallel=inference.expert_parallel,
         distributed_executor_backend="ray",
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_BACKEND),
+        worker_extension_cls="rdt_e2e.inference.extension.WeightCheck",
         # A prefix cached under the old weights must not answer under the new ones.
         enable_prefix_caching=False,
         enable_log_requests=False,
@@ -145,6 +147,23 @@ class InferenceFleet:
         """Finish processing on every worker; only then do the new weights count."""
         call = self._engine.finish_weight_update(weight_version)
         await self._bounded(call, "finish", self._config.sync.sync_timeout_s)
+
+    async def check_weights(self, root: Path) -> None:
+        """Compare every tensor of every worker with the checkpoint on disk, which each then holds.
+
+        Raises:
+            WeightMismatchError: A tensor of a worker is not what the checkpoint gives.
+            EngineError: The workers could not load it, or not in time.
+        """
+        call = self._engine.collective_rpc("check_weights_against", args=(str(root),))
+        timeout_s = self._config.trainer.load_timeout_s
+        try:
+            await self._bounded(call, "the weight check", timeout_s)
+        except EngineError as error:
+            # vLLM hands a worker's error on as text.
+            if MISMATCH_MARK in str(error):
+                raise WeightMismatchError(str(error)) from error
+            raise
 
     async def _bounded(self, call: Any, what: str, timeout_s: float) -> Any:
         try:
