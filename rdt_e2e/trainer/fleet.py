@@ -19,6 +19,9 @@ from rdt_e2e.errors import (
 )
 from rdt_e2e.trainer.worker import actor_class
 
+FAILURE_WAIT_S = 5.0
+"""How long to wait for the other ranks' errors once something has failed, in seconds."""
+
 
 class TrainerFleet:
     """The trainer ranks as one thing: started, loaded, driven through syncs, closed.
@@ -99,9 +102,30 @@ class TrainerFleet:
         return self._get(refs, what, timeout_s)
 
     def raise_failed(self, refs: Sequence[Any], what: str) -> None:
-        """Raise the error of a finished reference from `submit`, if any has one; do not wait long."""
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=5)
-        self._get(done, what, timeout_s=5)
+        """Raise the error of a reference from `submit` that has failed, if any has by now.
+
+        A rank that died goes before a rank that failed: its peers fail because it died.
+
+        Args:
+            refs: References by rank.
+            what: What they are doing, for the message.
+
+        Raises:
+            ProducerLostError: A rank's process is gone; the message names the rank.
+            RdtE2EError: Whatever a rank raised.
+        """
+        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=FAILURE_WAIT_S)
+        failure: RdtE2EError | None = None
+        for ref in done:
+            try:
+                self._get([ref], what, FAILURE_WAIT_S)
+            except ProducerLostError as error:
+                rank = list(refs).index(ref)
+                raise ProducerLostError(f"trainer rank {rank} died during {what}") from error
+            except RdtE2EError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """End every rank and release its placement; safe at any point of the start."""

@@ -54,8 +54,15 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def fingerprints(model: nn.Module) -> dict[str, str]:
-    """Fingerprint of every named tensor of a model."""
-    return {name: fingerprint(tensor) for name, tensor in named_tensors(model)}
+    """Fingerprint of every named tensor of a model; a tensor with several names is read once."""
+    seen: dict[tuple[object, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in named_tensors(model):
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if memory not in seen:
+            seen[memory] = fingerprint(tensor)
+        found[name] = seen[memory]
+    return found
 
 
 def check_same(synced: Mapping[str, str], loaded: Mapping[str, str], who: str) -> None:

@@ -40,9 +40,13 @@ def flip_one_byte(name: str) -> Any:
     return change
 
 
-def swap_experts(worker: Any) -> None:
-    local = worker._shards.local("model.layers.2.mlp.experts.*.up_proj.weight")
-    local.view(torch.uint8)[[0, 1]] = local.view(torch.uint8)[[1, 0]]
+def swap_experts(key: str) -> Any:
+    # A closure, as the others are: the actors cannot import this module.
+    def change(worker: Any) -> None:
+        raw = worker._shards.local(key).view(torch.uint8)
+        raw[[0, 1]] = raw[[1, 0]]
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def swap_experts(worker: Any) -> None:
         (flip_one_byte(SILENT), "q_b_proj.weight_scale_inv"),
         (flip_one_byte("model.layers.3.mlp.gate.e_score_correction_bias"), "e_score_correction"),
         (flip_bytes("model.layers.2.mlp.experts.5.down_proj.weight"), "w2_weight"),
-        (swap_experts, "w13_weight"),
+        (swap_experts("model.layers.2.mlp.experts.*.up_proj.weight"), "w13_weight"),
     ],
     ids=["byte of a weight", "byte of a scale", "byte of a bias", "one expert", "swapped experts"],
 )
