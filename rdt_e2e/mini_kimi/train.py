@@ -171,7 +171,8 @@ def seeded_and_limited(seed: int) -> Iterator[int]:
         The number of threads in use.
     """
     threads_before = torch.get_num_threads()
-    num_threads = max(1, min(threads_before, _available_cores(), _MAX_THREADS))
+    # Not OMP_NUM_THREADS: this package sets that to 1 for its fleets, and training comes before them.
+    num_threads = max(1, min(_available_cores(), _MAX_THREADS))
     torch.set_num_threads(num_threads)
     try:
         with torch.random.fork_rng(devices=[]):
