@@ -128,26 +128,3 @@ class ShardReader:
             open_shard = cast("Callable[..., _Handle]", safe_open)
             self._handles[file] = open_shard(self._index.root / file, framework="pt", device="cpu")
         return self._handles[file]
-
-
-def read_rows(
-    index: CheckpointIndex, held: HeldTensor, start: int, stop: int, out: torch.Tensor
-) -> int:
-    """Fill a tensor with rows of one held tensor; `ShardReader` is for more than one.
-
-    Args:
-        index: Index of the checkpoint.
-        held: The held tensor, from `build_layout` on the same index.
-        start: First row of dim 0.
-        stop: Row after the last.
-        out: Tensor `[stop - start, ...]` of the held dtype, on any device; overwritten.
-
-    Returns:
-        Number of bytes written to `out`.
-
-    Raises:
-        PlanError: Rows, shape or dtype do not fit the held tensor.
-        CheckpointError: A shard cannot be read, or no longer holds what was indexed.
-    """
-    with ShardReader(index) as reader:
-        return reader.read_rows(held, start, stop, out)

@@ -68,7 +68,7 @@ class TrainerFleet:
             for rank, name in enumerate(self.actor_names)
         ]
         timeout_s = config.cluster.start_timeout_s
-        port = self._get([self._actors[0].free_port.remote()], "free_port", timeout_s)[0]
+        port = self.wait([self._actors[0].free_port.remote()], "free_port", timeout_s)[0]
         self.call("join", self.node_address, port, timeout_s=timeout_s)
 
     def load(self, root: Path) -> list[int]:
@@ -91,7 +91,7 @@ class TrainerFleet:
             ProducerLostError: A rank's process is gone.
             RdtE2EError: Whatever the method raised.
         """
-        return self._get(self.submit(method, *args), method, timeout_s)
+        return self.wait(self.submit(method, *args), method, timeout_s)
 
     def submit(self, method: str, *args: Any) -> list[Any]:
         """Call a method on every rank without waiting; returns the references, by rank."""
@@ -99,44 +99,6 @@ class TrainerFleet:
 
     def wait(self, refs: Sequence[Any], what: str, timeout_s: float) -> list[Any]:
         """Wait for references from `submit`; same errors as `call`."""
-        return self._get(refs, what, timeout_s)
-
-    def raise_failed(self, refs: Sequence[Any], what: str) -> None:
-        """Raise the error of a reference from `submit` that has failed, if any has by now.
-
-        A rank that died goes before a rank that failed: its peers fail because it died.
-
-        Args:
-            refs: References by rank.
-            what: What they are doing, for the message.
-
-        Raises:
-            ProducerLostError: A rank's process is gone; the message names the rank.
-            RdtE2EError: Whatever a rank raised.
-        """
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=FAILURE_WAIT_S)
-        failure: RdtE2EError | None = None
-        for ref in done:
-            try:
-                self._get([ref], what, FAILURE_WAIT_S)
-            except ProducerLostError as error:
-                rank = list(refs).index(ref)
-                raise ProducerLostError(f"trainer rank {rank} died during {what}") from error
-            except RdtE2EError as error:
-                failure = error
-        if failure is not None:
-            raise failure
-
-    def close(self) -> None:
-        """End every rank and release its placement; safe at any point of the start."""
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-
-    def _get(self, refs: Sequence[Any], what: str, timeout_s: float) -> list[Any]:
         try:
             return list(ray.get(list(refs), timeout=timeout_s))
         except GetTimeoutError:
@@ -155,6 +117,41 @@ class TrainerFleet:
             raise ProducerLostError(
                 f"a trainer rank died during {what}: {_first_line(error)}"
             ) from error
+
+    def raise_failed(self, refs: Sequence[Any], what: str) -> None:
+        """Raise the error of a reference from `submit` that has failed, if any has by now.
+
+        A rank that died goes before a rank that failed: its peers fail because it died.
+
+        Args:
+            refs: References by rank.
+            what: What they are doing, for the message.
+
+        Raises:
+            ProducerLostError: A rank's process is gone; the message names the rank.
+            RdtE2EError: Whatever a rank raised.
+        """
+        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=FAILURE_WAIT_S)
+        failure: RdtE2EError | None = None
+        for ref in done:
+            try:
+                self.wait([ref], what, FAILURE_WAIT_S)
+            except ProducerLostError as error:
+                rank = list(refs).index(ref)
+                raise ProducerLostError(f"trainer rank {rank} died during {what}") from error
+            except RdtE2EError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """End every rank and release its placement; safe at any point of the start."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,6 @@ The layout is the wire contract with the consumer, which computes the same offse
 slices in key order, each at the next 16-byte-aligned offset, contiguous, no padding at the end.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -120,4 +119,4 @@ def pack(slices: Sequence[torch.Tensor], places: Sequence[PackedSlice], slot: to
     """
     for piece, place in zip(slices, places, strict=True):
         raw = slot[place.offset_bytes : place.offset_bytes + place.num_bytes]
-        raw.view(piece.dtype).view(math.prod(piece.shape)).view(piece.shape).copy_(piece)
+        raw.view(piece.dtype).view(piece.shape).copy_(piece)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import io
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,15 +150,3 @@ def flip_bytes(name: str) -> Callable[[Any], None]:
         raw.bitwise_not_()
 
     return change
-
-
-def worker_processes() -> set[int]:
-    """Process ids of this user's Ray and vLLM processes, by their command lines."""
-    import psutil
-
-    found = set()
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if "ray" in line and process.info["pid"] != os.getpid():
-            found.add(process.info["pid"])
-    return found

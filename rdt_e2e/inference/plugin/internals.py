@@ -11,7 +11,6 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.sharded_rdt_engine import (
     ShardedRDTWeightTransferEngine,
     ShardedRDTWeightTransferInitInfo,
-    _CallPlan,
     _Chunk,
     _ProcItem,
 )
@@ -29,14 +28,12 @@ from rdt_e2e.errors import EnvironmentCheckError
 TESTED_RELEASE = "0.32."
 """Releases of vLLM this plugin was read against and run on."""
 
-CallPlan = _CallPlan
 Chunk = _Chunk
 ProcItem = _ProcItem
 copy_into_kernel_storage = _copy_and_restore_kernel_tensors
 
 __all__ = [
     "LAYERWISE_INFO",
-    "CallPlan",
     "Chunk",
     "ProcItem",
     "ShardedRDTWeightTransferEngine",

@@ -13,7 +13,7 @@ from rdt_e2e.checkpoint import stream
 from rdt_e2e.checkpoint.headers import DTYPES, read_header
 from rdt_e2e.checkpoint.index import CheckpointIndex, read_index
 from rdt_e2e.checkpoint.layout import HeldTensor, build_layout, shard_rows
-from rdt_e2e.checkpoint.stream import ShardReader, read_rows
+from rdt_e2e.checkpoint.stream import ShardReader
 from rdt_e2e.errors import CheckpointError, PlanError
 from tests import synthetic
 
@@ -34,6 +34,14 @@ def index(checkpoint):
 @pytest.fixture(scope="module")
 def layout(index):
     return build_layout(index)
+
+
+def read_rows(
+    index: CheckpointIndex, held: HeldTensor, start: int, stop: int, out: torch.Tensor
+) -> int:
+    """One read, with a reader of its own."""
+    with ShardReader(index) as reader:
+        return reader.read_rows(held, start, stop, out)
 
 
 def empty_rows(held: HeldTensor, num_rows: int) -> torch.Tensor:
