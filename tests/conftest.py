@@ -5,8 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import markers
+
+# A case that is slow on a busy machine is not a failure.
+settings.register_profile("rdt_e2e", deadline=None)
+settings.load_profile("rdt_e2e")
 
 
 @pytest.fixture(autouse=True)

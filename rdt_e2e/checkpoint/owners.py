@@ -83,3 +83,15 @@ def gathered_groups(layout: CheckpointLayout, gather: Gather) -> tuple[GatherGro
         )
         for group in layout.groups
     )
+
+
+def largest_pull_bytes(layout: CheckpointLayout) -> int:
+    """A bound on the bytes of any one pull: twice the largest group, alignment included.
+
+    A pull stays within one group, and a loader asks for a slice once, or once for each of two
+    parameters that share it.
+    """
+    return 2 * max(
+        sum(layout.held[key].num_bytes for key in group.keys) + 16 * len(group.names)
+        for group in layout.groups
+    )

@@ -89,6 +89,23 @@ class ShardReader:
             self._copy(held.key, out, rows=slice(start, stop))
         return out.numel() * out.element_size()
 
+    def read_whole(self, name: str) -> torch.Tensor:
+        """Read one tensor.
+
+        Args:
+            name: A name of the index.
+
+        Returns:
+            The tensor in checkpoint form, on CPU.
+
+        Raises:
+            CheckpointError: Its shard cannot be read, or no longer holds what was indexed.
+        """
+        entry = self._index.entries[name]
+        whole = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        self._copy(name, whole, rows=None)
+        return whole
+
     def _check_request(self, held: HeldTensor, start: int, stop: int, out: torch.Tensor) -> None:
         if not 0 <= start <= stop <= held.shape[0]:
             raise PlanError(

@@ -28,6 +28,20 @@ def register(tensor: torch.Tensor) -> None:
         ) from error
 
 
+def num_registered() -> int | None:
+    """Registrations this process has made with NIXL so far, those ended since included.
+
+    Returns:
+        The count; None if this Ray keeps its table elsewhere than Ray 2.60 does.
+    """
+    from ray.experimental.rdt.util import get_tensor_transport_manager
+
+    transport = get_tensor_transport_manager("NIXL")
+    live = getattr(transport, "_tensor_desc_cache", None)
+    ended = getattr(transport, "_nixl_agent_meta_version", None)
+    return None if live is None or ended is None else len(live) + ended
+
+
 def start_agent(device: torch.device) -> torch.Tensor:
     """Build this process's NIXL agent now, by registering a few bytes.
 

@@ -7,21 +7,15 @@ from torch import nn
 
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import WeightMismatchError
+from rdt_e2e.fabric.checksum import checksum
 
-WINDOW_BYTES = 32 << 20
-"""Bytes taken at a time: each becomes an int64 on the way, so a window needs eight times as much."""
-MULTIPLIER = -7046029254386353131  # 2**64 divided by the golden ratio, odd, as a signed int64
 MISMATCH_MARK = "are not what the checkpoint gives"
 NOT_WEIGHTS = frozenset({"kv_cache"})
 """Tensors that modules hold beside their weights and that generation changes."""
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """Condense a tensor's dtype, shape and bytes.
-
-    Each byte is multiplied with a weight mixed from its position and all are summed modulo 2**64, on
-    the tensor's own device. It tells accidents apart (a flipped byte, swapped rows, a stale block),
-    not forgeries.
+    """Condense a tensor's dtype, shape and bytes; see `checksum` for what it tells apart.
 
     Args:
         tensor: Any dtype, shape and strides.
@@ -29,12 +23,7 @@ def fingerprint(tensor: torch.Tensor) -> str:
     Returns:
         Text such as `float8_e4m3fn[576, 256]:1f0c...`; equal for equal values only.
     """
-    raw = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=raw.device)
-    for start in range(0, raw.numel(), WINDOW_BYTES):
-        window = raw[start : start + WINDOW_BYTES].to(torch.int64) + 1
-        place = torch.arange(start + 1, start + 1 + window.numel(), device=raw.device) * MULTIPLIER
-        total += (window * (place ^ (place >> 29))).sum()
+    total = checksum(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
     shape = list(tensor.shape)
     return f"{str(tensor.dtype).removeprefix('torch.')}{shape}:{total.item() % 2**64:016x}"
 
