@@ -1,11 +1,14 @@
-"""Starts the trainer fleet: one actor per rank, all on one node."""
+"""The trainer fleet: one actor per rank, all on one node; kept between runs where the cluster is."""
 
+import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import get_placement_group
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -17,26 +20,54 @@ from rdt_e2e.errors import (
     RdtE2EError,
     SyncError,
 )
+from rdt_e2e.trainer.identity import trainer_identity
 from rdt_e2e.trainer.worker import actor_class
 
 FAILURE_WAIT_S = 5.0
 """How long to wait for the other ranks' errors once something has failed, in seconds."""
+ATTACH_TIMEOUT_S = 10.0
+"""How long a rank left by an earlier run may take to say that it is well, in seconds."""
+GROUP_NAME = "rdt-e2e-trainers"
 
 
 class TrainerFleet:
-    """The trainer ranks as one thing: started, loaded, driven through syncs, closed.
+    """The trainer ranks as one thing: started or found, driven through syncs, closed or kept.
 
     Attributes:
         actor_names: Names of the actors, by producer rank.
         node_address: IP address of the node that holds them all.
+        resident: Whether the ranks outlive this driver, weights in memory, for the next run.
     """
 
-    def __init__(self, config: Config, node_address: str) -> None:
+    def __init__(self, config: Config, node_address: str, *, resident: bool = False) -> None:
         self._config = config
         self.node_address = node_address
+        self.resident = resident
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
         self.actor_names = [f"trainer-{rank}" for rank in range(config.trainer.num_ranks)]
+
+    def attach(self, root: Path) -> list[int] | None:
+        """Take over the ranks of an earlier run, if all live, are well and hold this checkpoint.
+
+        Args:
+            root: The checkpoint folder.
+
+        Returns:
+            Bytes held, by rank; None if there are none to take over, and then none is left either.
+        """
+        actors = [self._find(name) for name in self.actor_names]
+        wanted = trainer_identity(self._config, root)
+        if all(actors):
+            self._actors = actors
+            with contextlib.suppress(RdtE2EError):
+                held = self.call("resident_bytes", wanted, timeout_s=ATTACH_TIMEOUT_S)
+                if all(one is not None for one in held):
+                    self._group = _find_group()
+                    return held
+        self._actors = []
+        self.remove()
+        return None
 
     def start(self) -> None:
         """Place and start every rank and form the process group.
@@ -47,9 +78,12 @@ class TrainerFleet:
         """
         config = self._config
         num_ranks = config.trainer.num_ranks
+        lifetime = "detached" if self.resident else None
         # Ray declares a resource "node:<address>" on each node: a share of it pins the bundle.
         bundle = {"GPU": 1, "CPU": 1, f"node:{self.node_address}": 0.001}
-        self._group = placement_group([bundle] * num_ranks, strategy="STRICT_PACK")
+        self._group = placement_group(
+            [bundle] * num_ranks, strategy="STRICT_PACK", name=GROUP_NAME, lifetime=lifetime
+        )
         if not self._group.wait(config.cluster.start_timeout_s):
             raise EnvironmentCheckError(
                 f"node {self.node_address} could not take the trainer group of {num_ranks} GPUs and "
@@ -61,6 +95,7 @@ class TrainerFleet:
             worker.options(
                 name=name,
                 namespace=config.cluster.namespace,
+                lifetime=lifetime,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=rank
                 ),
@@ -73,7 +108,8 @@ class TrainerFleet:
 
     def load(self, root: Path) -> list[int]:
         """Load the checkpoint on every rank; returns the bytes held, by rank."""
-        return self.call("load", root, timeout_s=self._config.trainer.load_timeout_s)
+        identity = trainer_identity(self._config, root)
+        return self.call("load", root, identity, timeout_s=self._config.trainer.load_timeout_s)
 
     def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
         """Call a method on every rank at once and wait for all results.
@@ -145,13 +181,45 @@ class TrainerFleet:
             raise failure
 
     def close(self) -> None:
-        """End every rank and release its placement; safe at any point of the start."""
-        for actor in self._actors:
+        """Leave resident ranks to the next run; end all others. Safe at any point of the start."""
+        if self.resident and self._loaded():
+            self._actors = []
+            return
+        self.remove()
+
+    def remove(self) -> None:
+        """End every rank, also one that an earlier run left, and release the placement."""
+        for actor in self._actors or filter(None, map(self._find, self.actor_names)):
             ray.kill(actor)
         self._actors = []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        group = self._group or _find_group()
+        if group is not None:
+            remove_placement_group(group)
+        self._group = None
+        # A name is free again only once its actor is gone.
+        deadline = time.monotonic() + ATTACH_TIMEOUT_S
+        while any(map(self._find, self.actor_names)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _loaded(self) -> bool:
+        try:
+            held = self.call("resident_bytes", None, timeout_s=ATTACH_TIMEOUT_S)
+        except RdtE2EError:
+            return False
+        return bool(held) and all(one is not None for one in held)
+
+    def _find(self, name: str) -> Any:
+        try:
+            return ray.get_actor(name, namespace=self._config.cluster.namespace)
+        except ValueError:
+            return None
+
+
+def _find_group() -> PlacementGroup | None:
+    try:
+        return get_placement_group(GROUP_NAME)
+    except ValueError:
+        return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -53,6 +53,7 @@ class GatherCache:
         self._error: str | None = None
         self._last_progress = clock()
         self.max_resident_groups = 0
+        self.max_resident_bytes = 0
 
     def begin(self, num_consumers: int) -> None:
         """Reset for a new sync in which `num_consumers` consumers take part.
@@ -67,6 +68,7 @@ class GatherCache:
             self._num_consumers = num_consumers
             self._error = None
             self.max_resident_groups = 0
+            self.max_resident_bytes = 0
             self._progressed()
 
     def wait_for_room(self, group: GatherGroup) -> None:
@@ -98,15 +100,19 @@ class GatherCache:
         with self._changed:
             self._tensors.update(tensors)
             self._published.add(group.index)
-            self._free_if_done(group.index)
             resident = len(self._published - self._freed)
             self.max_resident_groups = max(self.max_resident_groups, resident)
+            num_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+            self.max_resident_bytes = max(self.max_resident_bytes, num_bytes)
+            self._free_if_done(group.index)
             self._progressed()
 
-    def fail(self, error: BaseException) -> None:
-        """Record that gathering failed; every present and later wait of this sync raises it."""
+    def fail(self, reason: str) -> None:
+        """End this sync here; every present and later wait of it raises the first reason given."""
         with self._changed:
-            self._error = f"{type(error).__name__}: {error}"
+            if self._error is None:
+                self._error = reason
+            self._tensors.clear()
             self._progressed()
 
     def get(self, names: Sequence[str], consumer_id: int) -> dict[str, torch.Tensor]:
@@ -218,7 +224,7 @@ class GatherCache:
             while True:
                 if self._error is not None:
                     raise GatherError(
-                        f"producer {self._producer_rank}: gathering failed: {self._error}"
+                        f"producer {self._producer_rank} ended this sync: {self._error}"
                     )
                 if done():
                     return

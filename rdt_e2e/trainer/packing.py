@@ -1,11 +1,11 @@
-"""From named tensors and op chains to one packed blob of bytes.
+"""Where the slices of a pull lie in its blob, and copying them there.
 
 The layout is the wire contract with the consumer, which computes the same offsets on its own:
 slices in key order, each at the next 16-byte-aligned offset, contiguous, no padding at the end.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -13,74 +13,12 @@ from rdt_e2e.errors import SyncError
 
 ALIGNMENT_BYTES = 16
 
-ALLOWED_OPS = frozenset(
-    {
-        "__getitem__",
-        "chunk",
-        "contiguous",
-        "flatten",
-        "narrow",
-        "permute",
-        "reshape",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-    }
-)
-"""Tensor methods a consumer may ask for: views only, no change of device, no arithmetic.
-
-Source: `SUPPORTED_OPS` in `vllm/distributed/weight_transfer/sharded_rdt_common.py` (0.32.0); a test
-holds the two equal.
-"""
-
-OpSpec = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
-"""One recorded op: its name, positional arguments, keyword arguments as pairs."""
-FetchKey = tuple[str, tuple[OpSpec, ...]]
-"""What a consumer asks for: a checkpoint name and the chain of ops to replay on it."""
-
 
 class PackedSlice(NamedTuple):
     """Where one slice lies in a blob."""
 
     offset_bytes: int
     num_bytes: int
-
-
-def replay(name: str, tensor: torch.Tensor, chain: Sequence[OpSpec]) -> torch.Tensor:
-    """Apply a recorded op chain to a tensor.
-
-    Args:
-        name: Checkpoint name, for the error messages.
-        tensor: The whole tensor of that name.
-        chain: Ops in order; those that return several tensors are followed by `__getitem__`.
-
-    Returns:
-        The slice; a view of `tensor` unless the chain forced a copy.
-
-    Raises:
-        SyncError: An op is not allowed, is malformed or does not fit the tensor.
-    """
-    value: Any = tensor
-    for op in chain:
-        if not (isinstance(op, tuple) and len(op) == 3):
-            raise SyncError(f"{name}: malformed op {op!r}; expected (name, args, kwargs)")
-        method, args, kwargs = op
-        if method not in ALLOWED_OPS:
-            raise SyncError(
-                f"{name}: op {method!r} is not allowed; allowed are {', '.join(sorted(ALLOWED_OPS))}"
-            )
-        if isinstance(value, tuple | list) and method != "__getitem__":
-            raise SyncError(f"{name}: op {method!r} after an op that returned several tensors")
-        try:
-            value = getattr(value, method)(*args, **dict(kwargs))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise SyncError(f"{name}: op {method!r} with {args!r} failed: {error}") from error
-    if not isinstance(value, torch.Tensor):
-        raise SyncError(f"{name}: the op chain ends in {type(value).__name__}, not in a tensor")
-    return value
 
 
 def lay_out(slices: Sequence[torch.Tensor]) -> tuple[list[PackedSlice], int]:
@@ -103,9 +41,8 @@ def lay_out(slices: Sequence[torch.Tensor]) -> tuple[list[PackedSlice], int]:
                 f"slice {index} of the pull is empty ({list(piece.shape)}); exclude its name from the sync"
             )
         offset = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        size = piece.numel() * piece.element_size()
-        places.append(PackedSlice(offset, size))
-        end = offset + size
+        places.append(PackedSlice(offset, piece.nbytes))
+        end = offset + piece.nbytes
     return places, end
 
 

@@ -6,17 +6,22 @@ arguments of the three remote methods are vLLM's; everything else is ours.
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
 import torch
 
-from rdt_e2e.checkpoint.owners import gathered_groups
-from rdt_e2e.config import SyncConfig, TrainerConfig
+from rdt_e2e.checkpoint.layout import GatherGroup
+from rdt_e2e.checkpoint.owners import gathered_groups, largest_pull_bytes
+from rdt_e2e.config import Config
+from rdt_e2e.errors import GatherError, PullTimeoutError, SyncError
 from rdt_e2e.fabric.agent import register
+from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.trainer.gather_cache import GatherCache
-from rdt_e2e.trainer.packing import FetchKey, lay_out, pack, replay
+from rdt_e2e.trainer.packing import lay_out, pack
+from rdt_e2e.trainer.replay import FetchKey, check_key, replay
 from rdt_e2e.trainer.serve_ring import ServeRings
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 
@@ -35,6 +40,8 @@ class ServeCounters:
     gather_s: float = 0.0
     """Time the gather loop spent in collectives."""
     max_resident_groups: int = 0
+    max_resident_bytes: int = 0
+    """Most bytes of gathered tensors held at once, over all groups."""
 
 
 class ProducerMixin:
@@ -47,55 +54,114 @@ class ProducerMixin:
     producer_rank: int
 
     def start_producer(
-        self,
-        shards: ShardedCheckpoint,
-        trainer: TrainerConfig,
-        sync: SyncConfig,
-        device: torch.device,
+        self, shards: ShardedCheckpoint, config: Config, device: torch.device
     ) -> None:
         """Set up the gather cache and the (still empty) serve rings."""
+        trainer, sync = config.trainer, config.sync
         self._shards = shards
         self._device = device
+        self._stall_timeout_s = sync.stall_timeout_s
+        self._sums_pulls = config.verify.pulls
         self._groups = gathered_groups(shards.layout, trainer.gather)
         self._owned = shards.owned() if trainer.gather == "owner" else {}
         self._cache = GatherCache(
             self._groups, trainer.lookahead, sync.stall_timeout_s, self.producer_rank
         )
-        presize_bytes = int(sync.buffer_presize_gib * 2**30)
-        self._rings = ServeRings(sync.num_buffers, device, register, presize_bytes)
+        self._rings = ServeRings(
+            sync.num_buffers,
+            device,
+            register,
+            num_consumers=config.num_consumers,
+            max_chunk_bytes=largest_pull_bytes(shards.layout),
+            presize_bytes=int(sync.buffer_presize_gib * 2**30),
+        )
         self._counters = ServeCounters()
-        self._counters_lock = threading.Lock()
+        self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
+        self._lock = threading.Lock()
+        self._gathering = threading.Lock()
+        self._broken: str | None = None
 
     def begin_sync(self, num_consumers: int) -> None:
-        """Reset for a sync with `num_consumers` live consumers; the previous one has ended."""
+        """Reset for a sync with `num_consumers` live consumers.
+
+        A gather loop that an earlier driver left behind is ended first.
+
+        Raises:
+            PullTimeoutError: That loop did not end within the stall timeout.
+            GatherError: A collective failed earlier: the ranks are no longer in step.
+        """
+        self.end_sync("another sync began")
+        if not self._gathering.acquire(timeout=self._stall_timeout_s):
+            raise PullTimeoutError(
+                f"producer {self.producer_rank}: the gathers of the last sync did not end within "
+                f"{self._stall_timeout_s:g} s; start the trainer again"
+            )
+        self._gathering.release()
+        if self._broken is not None:
+            raise GatherError(
+                f"producer {self.producer_rank} cannot gather any more: {self._broken}. Start the "
+                "trainer again"
+            )
         self._cache.begin(num_consumers)
+        self._rings.begin()
         self._counters = ServeCounters()
+        self._pull_sums = {}
+
+    def end_sync(self, reason: str) -> None:
+        """Give up the sync under way: pulls fail at once, and the gather loop comes to its end."""
+        self._cache.fail(reason)
 
     def run_gathers(self) -> dict[str, Any]:
         """Gather and publish every group in order; return when all are freed.
+
+        When the sync has to be given up, the remaining gathers still run and are dropped: a rank
+        that left a collective out would leave the others hanging in it, now and in the next sync.
 
         Returns:
             The counters of this sync.
 
         Raises:
-            SyncError: A collective failed, or the sync stalled; every waiting pull raises it too.
+            SyncError: A collective failed, or the sync stalled or was given up; every waiting pull
+                raises it too.
         """
-        try:
+        with self._gathering:
+            failure: SyncError | None = None
             for group in self._groups:
-                self._cache.wait_for_room(group)
-                started = time.perf_counter()
-                tensors = self._shards.gather_group(group)
-                if self._device.type == "cuda":
-                    # Publish only bytes that are there: pulls are packed on other threads.
-                    torch.cuda.current_stream(self._device).synchronize()
-                self._counters.gather_s += time.perf_counter() - started
-                self._cache.publish(group, tensors)
+                if failure is None:
+                    try:
+                        self._cache.wait_for_room(group)
+                    except SyncError as error:
+                        failure = error
+                        self._cache.fail(str(error))
+                tensors = self._gather(group)
+                if failure is None:
+                    self._cache.publish(group, tensors)
+                del tensors
+            if failure is not None:
+                raise failure
             self._cache.wait_all_freed()
-        except BaseException as error:
-            self._cache.fail(error)
-            raise
         self._counters.max_resident_groups = self._cache.max_resident_groups
+        self._counters.max_resident_bytes = self._cache.max_resident_bytes
         return asdict(self._counters)
+
+    def _gather(self, group: GatherGroup) -> dict[str, torch.Tensor]:
+        started = time.perf_counter()
+        try:
+            tensors = self._shards.gather_group(group)
+            if self._device.type == "cuda":
+                # Publish only bytes that are there: pulls are packed on other threads.
+                torch.cuda.current_stream(self._device).synchronize()
+        except Exception as error:
+            # After this the ranks' collectives no longer pair up.
+            self._broken = f"the gather of {group.label} failed: {type(error).__name__}: {error}"
+            self._cache.fail(self._broken)
+            raise GatherError(f"producer {self.producer_rank}: {self._broken}") from error
+        self._counters.gather_s += time.perf_counter() - started
+        return tensors
+
+    def pull_sums(self) -> list[tuple[int, int, int]]:
+        """Checksum of each blob served in this sync, as (consumer id, seq, checksum)."""
+        return [(consumer, seq, int(one)) for (consumer, seq), one in self._pull_sums.items()]
 
     @ray.method(tensor_transport="nixl")
     def rdt_produce_weights_batched(
@@ -117,24 +183,45 @@ class ProducerMixin:
         Source: callers in `sharded_rdt_common.py` and `sharded_rdt_engine.py` (vLLM 0.32.0).
         """
         started = time.perf_counter()
-        gathered = [name for name, _ in keys if name not in self._owned]
+        if not isinstance(keys, list | tuple) or not keys:
+            raise SyncError(f"consumer {consumer_id!r}: a pull of no names ({type(keys).__name__})")
+        wanted = [check_key(key) for key in keys]
+        slot_bytes = self._rings.check(consumer_id, seq)
+        gathered = [name for name, _ in wanted if name not in self._owned]
         published = self._cache.get(gathered, consumer_id)
         ready = time.perf_counter()
-        slices = [
-            replay(name, self._owned[name] if name in self._owned else published[name], chain)
-            for name, chain in keys
-        ]
+        slices = self._replay_all(wanted, published, slot_bytes)
         places, num_bytes = lay_out(slices)
-        slot = self._rings.slot(consumer_id, seq, num_bytes)
+        slot = self._rings.claim(consumer_id, seq, num_bytes)
         pack(slices, places, slot)
+        total = checksum(slot) if self._sums_pulls else None
         self._cache.served()
-        with self._counters_lock:
+        with self._lock:
+            if total is not None:
+                self._pull_sums[consumer_id, seq] = total
             self._counters.num_pulls += 1
             self._counters.num_slices += len(keys)
             self._counters.num_bytes += num_bytes
             self._counters.wait_s += ready - started
             self._counters.pack_s += time.perf_counter() - ready
         return [slot]
+
+    def _replay_all(
+        self, keys: Sequence[FetchKey], published: dict[str, torch.Tensor], slot_bytes: int
+    ) -> list[torch.Tensor]:
+        """Replay every chain; stops as soon as the slices no longer fit the slot."""
+        slices: list[torch.Tensor] = []
+        total = 0
+        for name, chain in keys:
+            whole = self._owned[name] if name in self._owned else published[name]
+            slices.append(replay(name, whole, chain))
+            total += slices[-1].nbytes
+            if total > slot_bytes:
+                raise SyncError(
+                    f"a pull of {len(keys)} slices does not fit its slot of {slot_bytes} bytes; the "
+                    "consumer's plan and its reservation differ"
+                )
+        return slices
 
     def reserve_serve_buffer(self, consumer_id: int, nbytes: int, plan_digest: str | None) -> None:
         """Allocate and register a consumer's serve ring, sized for its largest chunk here.

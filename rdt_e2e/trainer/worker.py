@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.layout import build_layout
 from rdt_e2e.config import Config
-from rdt_e2e.fabric.agent import start_agent
+from rdt_e2e.fabric.agent import num_registered, start_agent
 from rdt_e2e.trainer.producer import ProducerMixin
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 
@@ -34,6 +35,7 @@ class TrainerWorker(ProducerMixin):
             torch.cuda.set_device(0)  # Ray shows each actor its own GPU only.
         self.device = torch.device(config.trainer.device)
         self._agent_probe = start_agent(self.device)
+        self._identity: str | None = None
 
     def node_address(self) -> str:
         """IP address of the node this rank runs on."""
@@ -63,11 +65,12 @@ class TrainerWorker(ProducerMixin):
             timeout=timedelta(seconds=self.config.sync.stall_timeout_s),
         )
 
-    def load(self, root: Path) -> int:
+    def load(self, root: Path, identity: str) -> int:
         """Shard the checkpoint over the ranks and read this rank's rows.
 
         Args:
             root: The checkpoint folder, readable on this node.
+            identity: What this rank is from now on, from `trainer_identity`.
 
         Returns:
             Bytes held by this rank.
@@ -79,14 +82,23 @@ class TrainerWorker(ProducerMixin):
         mesh = init_device_mesh(self.device.type, (self.config.trainer.num_ranks,))
         shards = ShardedCheckpoint(build_layout(index), mesh, self.device)
         shards.load(index)
-        self.start_producer(shards, self.config.trainer, self.config.sync, self.device)
+        self.start_producer(shards, self.config, self.device)
         # The object graph is static from here on; a collection over it costs a pull its tail.
         gc.collect()
         gc.freeze()
+        self._identity = identity
         return shards.num_bytes
+
+    def resident_bytes(self, identity: str | None) -> int | None:
+        """Bytes held, if this rank can serve a sync of that identity (any, for None) as it is."""
+        if self._identity is None or identity not in (None, self._identity) or self._broken:
+            return None
+        return self._shards.num_bytes
 
     def load_version(self, root: Path) -> int:
         """Overwrite this rank's rows with another version of the same checkpoint.
+
+        A later run does not take this rank over: it no longer holds what it was started with.
 
         Args:
             root: A checkpoint folder with the same tensors.
@@ -97,13 +109,18 @@ class TrainerWorker(ProducerMixin):
         Raises:
             CheckpointError: Its tensors differ in name, dtype or shape.
         """
+        self._identity = None
         return self._shards.load(read_index(root))
 
     def memory(self) -> dict[str, Any]:
-        """Bytes this rank holds: its shards and its registered serve rings."""
+        """Bytes this rank holds, and what the process as a whole has open."""
+        process = psutil.Process()
         return {
             "shard_bytes": self._shards.num_bytes,
             "serve_ring_bytes": self._rings.registered_bytes,
+            "num_registered": num_registered(),
+            "rss_bytes": process.memory_info().rss,
+            "num_fds": process.num_fds(),
         }
 
 
