@@ -145,6 +145,8 @@ class InferenceConfig(_Section):
     """Tensor-parallel ranks within each data-parallel rank."""
     expert_parallel: bool = True
     """Spread whole experts over all data_parallel * tensor_parallel ranks."""
+    num_replicas: Count = 1
+    """Independent engines, each with data_parallel * tensor_parallel ranks of its own."""
     max_model_len: Count
     """Longest prompt plus continuation, in tokens."""
     max_num_seqs: Count
@@ -172,6 +174,10 @@ class SyncConfig(_Section):
     """Depth of the serve rings and of the receive rings, in slots."""
     buffer_presize_gib: float = Field(default=0, ge=0, allow_inf_nan=False)
     """Smallest size of a ring slot in GiB; 0 sizes it to the largest chunk."""
+    max_chunk_bytes: Count | None = None
+    """Most bytes of one pull; a gather group is cut into as many pulls as that takes. None pulls what
+    one producer has of a group at once. Bytes in flight per consumer are num_buffers times this:
+    on RoCE, keep it under the reach of the NIC's address translation, 2 to 3 GB."""
     stall_timeout_s: Seconds = 300
     """Longest time without progress before a producer names who is stuck, in seconds."""
     rdt_fetch_timeout_s: Seconds = 600
@@ -210,9 +216,13 @@ class VerifyConfig(_Section):
     reference: Literal["recorded", "none"] = "recorded"
     """``recorded`` compares with the text stored beside the checkpoint; ``none`` compares nothing,
     and the run says so."""
-    weights: Literal["disk", "none"] = "none"
+    pulls: bool = True
+    """Compare a checksum of every pull, taken on both ends, before generation resumes."""
+    weights: Literal["disk", "names", "none"] = "none"
     """``disk`` compares every tensor of every inference rank, after each sync, with what vLLM's own
-    loader makes of the checkpoint folder; it reads the checkpoint once per rank."""
+    loader makes of the checkpoint folder; it reads the checkpoint once per rank. ``names`` compares
+    every slice a rank received with the same slice of the checkpoint, tensor by tensor, for models too
+    large to hold twice."""
 
 
 class PathsConfig(_Section):
@@ -244,7 +254,12 @@ class Config(_Section):
 
     @property
     def num_consumers(self) -> int:
-        """Inference ranks, each of which pulls its own slices: data_parallel * tensor_parallel."""
+        """Inference ranks of all replicas, each of which pulls its own slices."""
+        return self.inference.num_replicas * self.ranks_per_replica
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Inference ranks of one engine: data_parallel * tensor_parallel."""
         return self.inference.data_parallel * self.inference.tensor_parallel
 
     @model_validator(mode="after")

@@ -6,8 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RaySystemError
+from ray.util.placement_group import placement_group
 
 from rdt_e2e.cluster import local
 from rdt_e2e.config import Config
@@ -15,10 +18,26 @@ from rdt_e2e.console import Console
 from rdt_e2e.errors import EnvironmentCheckError
 
 CONNECT_TIMEOUT_S = 10.0
+TURN_NAME = "rdt-e2e-run"
+TURN_TIMEOUT_S = 20.0
+"""How long to wait for the turn of a run that was killed to end, in seconds."""
+
+
+@dataclass(frozen=True)
+class ClusterSession:
+    """A joined cluster.
+
+    Attributes:
+        address: `host:port` of its head.
+        stays: Whether it stays up after this run.
+    """
+
+    address: str
+    stays: bool
 
 
 @contextlib.contextmanager
-def cluster_session(config: Config, console: Console) -> Iterator[str]:
+def cluster_session(config: Config, console: Console) -> Iterator[ClusterSession]:
     """Join the cluster for the length of a block; deploy a local one first if none is up.
 
     A local cluster that was deployed here is stopped at the end; one that was up before stays.
@@ -28,10 +47,11 @@ def cluster_session(config: Config, console: Console) -> Iterator[str]:
         console: For the lines printed.
 
     Yields:
-        The head's address.
+        The cluster's address, and whether it outlives the block.
 
     Raises:
-        EnvironmentCheckError: Ray cannot be reached, or a local node did not join.
+        EnvironmentCheckError: Ray cannot be reached, a local node did not join, or another run is
+            using the cluster.
     """
     with contextlib.ExitStack() as stack:
         if config.cluster.target == "local":
@@ -40,13 +60,37 @@ def cluster_session(config: Config, console: Console) -> Iterator[str]:
                 stack.callback(local.down, console)
             os.environ.update(local.client_environment(state))
             address, num_nodes = state.address, len(state.processes)
+            stays = state.owner is None
         else:
-            address, num_nodes = str(config.cluster.address), 1
+            address, num_nodes, stays = str(config.cluster.address), 1, True
             _check_reachable(address)
             os.environ["RAY_ADDRESS"] = address
         stack.callback(ray.shutdown)
         _join(address, num_nodes, config)
-        yield address
+        _take_turn(address)
+        yield ClusterSession(address, stays)
+
+
+def _take_turn(address: str) -> None:
+    """Keep a second run off the cluster for as long as this driver lives.
+
+    Both would drive the same trainer ranks. Ray refuses a second placement group of the same name,
+    and removes this one when the driver's process is gone, however it ended.
+    """
+    deadline = time.monotonic() + TURN_TIMEOUT_S
+    while True:
+        try:
+            placement_group([{"CPU": 0.001}], name=TURN_NAME)
+        except RaySystemError as error:
+            if TURN_NAME not in str(error):
+                raise
+            if time.monotonic() > deadline:
+                raise EnvironmentCheckError(
+                    f"another run is using the cluster at {address}; wait for it, or end it"
+                ) from None
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _check_reachable(address: str) -> None:

@@ -1,14 +1,15 @@
-"""The inference fleet as one thing: vLLM's `AsyncLLM` over all data-parallel ranks."""
+"""One inference engine with all its ranks: vLLM's `AsyncLLM` over all data-parallel ranks."""
 
 import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
@@ -82,16 +83,28 @@ def _data_parallel(size: int, node_address: str) -> dict[str, Any]:
 
 
 class InferenceFleet:
-    """All inference ranks, driven through weight transfers.
+    """One engine with all its ranks, driven through weight transfers.
 
     Every call is bounded; a call that fails leaves the engine paused, never serving weights that
     arrived in part.
+
+    Attributes:
+        replica: Which of the run's independent engines this is, from 0.
     """
 
-    def __init__(self, engine: AsyncLLM, config: Config) -> None:
+    def __init__(self, engine: AsyncLLM, config: Config, replica: int = 0) -> None:
         self._engine = engine
         self._config = config
+        self.replica = replica
+        self._who = "the inference fleet"
+        if config.inference.num_replicas > 1:
+            self._who = f"inference replica {replica}"
         self._request_ids = itertools.count()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether vLLM has given the engine up: a process of it is gone."""
+        return bool(self._engine.errored)
 
     async def generate(self, prompts: Sequence[str]) -> list[Generation]:
         """Continue prompts greedily.
@@ -148,6 +161,27 @@ class InferenceFleet:
         call = self._engine.finish_weight_update(weight_version)
         await self._bounded(call, "finish", self._config.sync.sync_timeout_s)
 
+    async def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> None:
+        """Compare every pull's checksum with the producers', on every worker.
+
+        Args:
+            served: For each producer, what it sent as (consumer id, seq, checksum).
+
+        Raises:
+            WeightMismatchError: A pull's bytes differ between its ends.
+            EngineError: A worker did not answer in time.
+        """
+        await self._check("check_pulls", [list(sums) for sums in served], "pull checksums")
+
+    async def check_slices(self, root: Path) -> None:
+        """Compare every slice that every worker received with the checkpoint on disk.
+
+        Raises:
+            WeightMismatchError: A slice is not what the checkpoint holds, or a name is not synced.
+            EngineError: The workers could not read it, or not in time.
+        """
+        await self._check("check_slices_against", str(root), "the per-name check")
+
     async def check_weights(self, root: Path) -> None:
         """Compare every tensor of every worker with the checkpoint on disk, which each then holds.
 
@@ -155,10 +189,24 @@ class InferenceFleet:
             WeightMismatchError: A tensor of a worker is not what the checkpoint gives.
             EngineError: The workers could not load it, or not in time.
         """
-        call = self._engine.collective_rpc("check_weights_against", args=(str(root),))
-        timeout_s = self._config.trainer.load_timeout_s
+        await self._check("check_weights_against", str(root), "the weight check")
+
+    async def abandon(self) -> None:
+        """End an update that failed elsewhere, so that the next `start_sync` is accepted."""
+        call = self._engine.collective_rpc("abandon_update")
+        await self._bounded(call, "abandoning an update", self._config.sync.sync_timeout_s)
+
+    async def transfer_memory(self) -> dict[str, Any]:
+        """What the first rank of each data-parallel rank 0 holds for the transfer."""
+        call = self._engine.collective_rpc("transfer_memory")
+        found = await self._bounded(call, "memory", self._config.sync.sync_timeout_s)
+        first: dict[str, Any] = found[0]
+        return first
+
+    async def _check(self, method: str, argument: Any, what: str) -> None:
+        call = self._engine.collective_rpc(method, args=(argument,))
         try:
-            await self._bounded(call, "the weight check", timeout_s)
+            await self._bounded(call, what, self._config.trainer.load_timeout_s)
         except EngineError as error:
             # vLLM hands a worker's error on as text.
             if MISMATCH_MARK in str(error):
@@ -170,45 +218,76 @@ class InferenceFleet:
             return await asyncio.wait_for(call, timeout_s)
         except TimeoutError:
             raise EngineError(
-                f"the inference fleet did not complete {what} within {timeout_s:g} s"
+                f"{self._who} did not complete {what} within {timeout_s:g} s"
             ) from None
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"the inference fleet failed during {what}: {error}") from error
+            raise EngineError(f"{self._who} failed during {what}: {error}") from error
 
 
 @contextlib.asynccontextmanager
 async def inference_fleet(
-    config: Config, model: Path, node_address: str
+    config: Config, model: Path, node_address: str, replica: int = 0
 ) -> AsyncIterator[InferenceFleet]:
-    """Start the fleet for the length of a block, and shut it down at its end.
+    """Start one engine for the length of a block, and shut it down at its end.
 
     Args:
         config: The run's configuration.
         model: Checkpoint folder.
-        node_address: IP address of the node that is to hold the fleet.
+        node_address: IP address of the node that is to hold it.
+        replica: Which of the run's independent engines this is.
 
     Raises:
-        EngineError: The fleet did not start, or not in time.
+        EngineError: The engine did not start, or not in time.
     """
     arguments = engine_arguments(config, model, node_address)
+    with contextlib.ExitStack() as stack:
+        placement = None
+        if config.inference.data_parallel == 1:
+            placement = stack.enter_context(_pinned(config, node_address))
+        try:
+            engine = await asyncio.wait_for(
+                _in_daemon_thread(lambda: _start(arguments, placement)),
+                config.inference.start_timeout_s,
+            )
+        except TimeoutError:
+            raise EngineError(
+                f"the inference fleet was not ready within {config.inference.start_timeout_s:g} s; "
+                "raise inference.start_timeout_s"
+            ) from None
+        except Exception as error:
+            raise EngineError(f"the inference fleet did not start: {error}") from error
+        # Before the placement is released: the workers run in it.
+        stack.callback(engine.shutdown)
+        yield InferenceFleet(engine, config, replica)
+
+
+def _start(arguments: AsyncEngineArgs, placement: PlacementGroup | None) -> AsyncLLM:
+    if placement is None:
+        return AsyncLLM.from_engine_args(arguments)
+    vllm_config = arguments.create_engine_config()
+    vllm_config.parallel_config.placement_group = placement
+    return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+
+
+@contextlib.contextmanager
+def _pinned(config: Config, node_address: str) -> Iterator[PlacementGroup]:
+    """Room for an engine without data parallelism, which Ray would place on any node.
+
+    With data parallelism, vLLM places its ranks itself, by `data_parallel_address`.
+    """
+    bundle = {"GPU": 1, f"node:{node_address}": 0.001}
+    group = placement_group([bundle] * config.inference.tensor_parallel, strategy="STRICT_PACK")
     try:
-        engine = await asyncio.wait_for(
-            _in_daemon_thread(lambda: AsyncLLM.from_engine_args(arguments)),
-            config.inference.start_timeout_s,
-        )
-    except TimeoutError:
-        raise EngineError(
-            f"the inference fleet was not ready within {config.inference.start_timeout_s:g} s; raise "
-            "inference.start_timeout_s"
-        ) from None
-    except Exception as error:
-        raise EngineError(f"the inference fleet did not start: {error}") from error
-    try:
-        yield InferenceFleet(engine, config)
+        if not group.wait(config.cluster.start_timeout_s):
+            raise EngineError(
+                f"node {node_address} could not take an engine of {config.inference.tensor_parallel} "
+                f"GPUs within {config.cluster.start_timeout_s:g} s; end what else runs there"
+            )
+        yield group
     finally:
-        engine.shutdown()
+        remove_placement_group(group)
 
 
 def _in_daemon_thread(start: Callable[[], AsyncLLM]) -> Awaitable[AsyncLLM]:

@@ -1,23 +1,44 @@
 """Methods added to every vLLM worker, on any device: vLLM mixes this class into its own.
 
+Each raises in the worker: with data-parallel ranks, vLLM returns the first rank's result only.
+
 Source: `worker_extension_cls` of vLLM's engine arguments (0.32.0).
 """
 
 import copy
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 from vllm.model_executor.model_loader import get_model_loader
 
+from rdt_e2e.checkpoint.index import read_index
+from rdt_e2e.fabric.agent import num_registered
+from rdt_e2e.verify.slices import check_slices
 from rdt_e2e.verify.weights import check_same, fingerprints
 
 
 class WeightCheck:
-    """Compares what a sync left in a worker with what vLLM's own loader makes of the checkpoint."""
+    """Compares what a sync left in a worker with what was sent and with the checkpoint on disk."""
 
     vllm_config: Any
     model_runner: Any
     reload_weights: Any
+    weight_transfer_engine: Any
+
+    def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
+        """Compare the checksums of the last sync's pulls on both ends; see `Consumer.check_pulls`."""
+        compared: int = self.weight_transfer_engine.check_pulls(served)
+        return compared
+
+    def check_slices_against(self, root: str) -> int:
+        """Compare every slice of the last sync with the checkpoint on disk; see `check_slices`."""
+        engine = self.weight_transfer_engine
+        return check_slices(
+            engine.slice_sums(), engine.synced_names, read_index(Path(root)), self._who()
+        )
 
     def check_weights_against(self, root: str) -> int:
         """Fingerprint the weights, load the checkpoint from disk in place, fingerprint again.
@@ -33,8 +54,6 @@ class WeightCheck:
         Raises:
             WeightMismatchError: A tensor differs.
         """
-        parallel = self.vllm_config.parallel_config
-        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         model = self.model_runner.get_model()
         synced = fingerprints(model)
         model_config = copy.copy(self.vllm_config.model_config)
@@ -44,5 +63,27 @@ class WeightCheck:
         )
         self.reload_weights(weights_iterator=loader.get_all_weights(model_config, model))
         loaded = fingerprints(model)
-        check_same(synced, loaded, f"inference rank {rank}")
+        check_same(synced, loaded, self._who())
         return len(loaded)
+
+    def abandon_update(self) -> None:
+        """Leave an update that another rank failed, so that the next one may start.
+
+        Without it vLLM refuses the next start on the ranks whose own update went well.
+        """
+        self._weight_update_active = False
+
+    def transfer_memory(self) -> dict[str, Any]:
+        """Bytes this rank holds for the transfer, and what the process as a whole has open."""
+        process = psutil.Process()
+        return {
+            "receive_ring_bytes": self.weight_transfer_engine.receive_ring_bytes,
+            "num_registered": num_registered(),
+            "rss_bytes": process.memory_info().rss,
+            "num_fds": process.num_fds(),
+        }
+
+    def _who(self) -> str:
+        parallel = self.vllm_config.parallel_config
+        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        return f"inference rank {rank}"

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from rdt_e2e.cluster.placement import choose_nodes
 from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import RdtE2EError, VerificationError
-from rdt_e2e.sync.record import RunRecord, open_run
+from rdt_e2e.errors import EngineError, RdtE2EError, VerificationError
+from rdt_e2e.sync.record import RunRecord, SyncTiming, open_run
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet
 from rdt_e2e.verify.text import Reference, check_differs, check_equal, read_reference
@@ -78,14 +79,19 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
                 record.facts["checkpoint"] = _describe(config, root, layout)
             _import_engine_ahead()
             with console.step("Ray cluster"):
-                stack.enter_context(cluster_session(config, console))
+                cluster = stack.enter_context(cluster_session(config, console))
                 trainer_node, inference_node = choose_nodes(ray.nodes(), config)
                 record.facts["nodes"] = {"trainer": trainer_node, "inference": inference_node}
             with console.step(f"trainer fleet: {config.trainer.num_ranks} ranks on {trainer_node}"):
-                trainers = TrainerFleet(config, trainer_node)
+                trainers = TrainerFleet(config, trainer_node, resident=cluster.stays)
                 stack.callback(trainers.close)
-                trainers.start()
-                record.facts["trainer_bytes"] = trainers.load(root)
+                held = trainers.attach(root)
+                if held is None:
+                    trainers.start()
+                    held = trainers.load(root)
+                else:
+                    console.info("  kept from an earlier run, weights in memory")
+                record.facts["trainer_bytes"] = held
             asyncio.run(_run(config, console, record, root, layout, trainers, reference))
             # At interpreter exit vLLM's engine would finalise itself with a traceback.
             gc.collect()
@@ -118,29 +124,84 @@ async def _run(
     from rdt_e2e.inference.engine import inference_fleet
 
     node = record.facts["nodes"]["inference"]
+    num_replicas = config.inference.num_replicas
+    engines = "" if num_replicas == 1 else f" in {num_replicas} engines"
     async with contextlib.AsyncExitStack() as stack:
-        with console.step(f"inference fleet: {config.num_consumers} ranks on {node}"):
-            fleet = await stack.enter_async_context(inference_fleet(config, root, node))
+        with console.step(f"inference fleet: {config.num_consumers} ranks{engines} on {node}"):
+            fleets = [
+                await stack.enter_async_context(inference_fleet(config, root, node, replica))
+                for replica in range(num_replicas)
+            ]
         with console.step("text before the sync (dummy weights)"):
-            said = await _say(fleet, config, console, record, "before")
-            if reference is not None:
-                check_differs(said, reference)
-        session = SyncSession(trainers, fleet, layout, config)
+            await _check_text(fleets, config, console, record, reference, "before")
+        session = SyncSession(trainers, fleets, layout, config)
         with console.step("init and bake"):
             record.bake_s = await session.bake()
         for iteration in range(1, config.sync.iters + 1):
             with console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
-                record.syncs.append(await session.sync())
-                said = await _say(fleet, config, console, record, f"after sync {iteration}")
-                if reference is not None:
-                    check_equal(said, reference, f"after sync {iteration}")
-                if config.verify.weights == "disk":
-                    await fleet.check_weights(root)
-                    console.info("  every tensor of every rank is what the checkpoint gives")
-    verified = reference is not None or config.verify.weights == "disk"
+                record.syncs.append(await _sync(session, console, record))
+                when = f"after sync {iteration}"
+                await _check_text(session.replicas, config, console, record, reference, when)
+                await _check_weights(session.replicas, config, console, root)
+        record.facts["memory"] = {
+            "trainer": trainers.call("memory", timeout_s=config.cluster.start_timeout_s),
+            "inference": [await fleet.transfer_memory() for fleet in session.replicas],
+        }
+    verified = reference is not None or config.verify.weights != "none"
     record.verdict = "PASS" if verified else "NOT VERIFIED"
-    timeout_s = config.cluster.start_timeout_s
-    record.facts["trainer_memory"] = trainers.call("memory", timeout_s=timeout_s)
+
+
+async def _sync(session: SyncSession, console: Console, record: RunRecord) -> SyncTiming:
+    """One sync; when an engine was lost and others live, once more without it."""
+    try:
+        return await session.sync()
+    except EngineError as error:
+        dead = [fleet for fleet in session.replicas if fleet.is_dead]
+        if not dead or len(dead) == len(session.replicas):
+            raise
+        for fleet in dead:
+            session.drop(fleet)
+            record.facts.setdefault("lost_replicas", []).append(fleet.replica)
+            console.info(
+                f"  inference replica {fleet.replica} is lost ({error}); going on without it"
+            )
+        return await session.sync()
+
+
+async def _check_text(
+    fleets: Sequence["InferenceFleet"],
+    config: Config,
+    console: Console,
+    record: RunRecord,
+    reference: Reference | None,
+    when: str,
+) -> None:
+    """Ask every engine, and hold what it says against the reference."""
+    for fleet in fleets:
+        said = await fleet.generate(config.verify.prompts)
+        label = when if config.inference.num_replicas == 1 else f"{when}, replica {fleet.replica}"
+        record.texts[label] = [asdict(one) for one in said]
+        for one in said:
+            console.info(f"  {one.prompt!r} -> {one.text!r}")
+        if reference is None:
+            continue
+        if when == "before":
+            check_differs(said, reference)
+        else:
+            check_equal(said, reference, label)
+
+
+async def _check_weights(
+    fleets: Sequence["InferenceFleet"], config: Config, console: Console, root: Path
+) -> None:
+    if config.verify.weights == "disk":
+        for fleet in fleets:
+            await fleet.check_weights(root)
+        console.info("  every tensor of every rank is what the checkpoint gives")
+    elif config.verify.weights == "names":
+        for fleet in fleets:
+            await fleet.check_slices(root)
+        console.info("  every slice that every rank received is the checkpoint's")
 
 
 def _import_engine_ahead() -> None:
@@ -148,16 +209,6 @@ def _import_engine_ahead() -> None:
     threading.Thread(
         target=importlib.import_module, args=["rdt_e2e.inference.engine"], daemon=True
     ).start()
-
-
-async def _say(
-    fleet: "InferenceFleet", config: Config, console: Console, record: RunRecord, when: str
-) -> list[Any]:
-    said = await fleet.generate(config.verify.prompts)
-    record.texts[when] = [asdict(one) for one in said]
-    for one in said:
-        console.info(f"  {one.prompt!r} -> {one.text!r}")
-    return said
 
 
 def _reference(config: Config, root: Path) -> Reference | None:

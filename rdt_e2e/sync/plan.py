@@ -10,7 +10,7 @@ from rdt_e2e.errors import PlanError
 
 
 def init_info(
-    layout: CheckpointLayout, actor_names: Sequence[str], config: Config
+    layout: CheckpointLayout, actor_names: Sequence[str], config: Config, replica: int = 0
 ) -> dict[str, Any]:
     """Build the init payload of vLLM's `sharded_rdt` engine.
 
@@ -18,6 +18,7 @@ def init_info(
         layout: The served checkpoint.
         actor_names: Producers; position is the producer rank.
         config: The run's configuration.
+        replica: Which of the independent engines it is for.
 
     Returns:
         A flat dict of JSON values.
@@ -25,7 +26,8 @@ def init_info(
     Raises:
         PlanError: The lists do not agree; the engine would report it only as a missing name.
 
-    Source: `ShardedRDTWeightTransferInitInfo` in `sharded_rdt_engine.py` (vLLM 0.32.0).
+    Source: `ShardedRDTWeightTransferInitInfo` in `sharded_rdt_engine.py` (vLLM 0.32.0), and
+    `ConsumerInitInfo` in `inference/plugin/consumer.py` for the last four.
     """
     names = list(layout.names)
     group_lens = [len(group.names) for group in layout.groups]
@@ -48,4 +50,10 @@ def init_info(
         "num_consumers": config.num_consumers,
         "num_rdt_buffers": config.sync.num_buffers,
         "buffer_presize_gb": config.sync.buffer_presize_gib,
+        "replica_rank": replica,
+        "num_replicas": config.inference.num_replicas,
+        "max_chunk_bytes": config.sync.max_chunk_bytes,
+        "wait_timeout_s": config.sync.rdt_fetch_timeout_s,
+        "pull_checksums": config.verify.pulls,
+        "slice_checksums": config.verify.weights == "names",
     }

@@ -1,13 +1,14 @@
 """Both fleets, joined: the bake once, then one sync after another."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rdt_e2e.checkpoint.layout import CheckpointLayout
 from rdt_e2e.config import Config
-from rdt_e2e.errors import EngineError
+from rdt_e2e.errors import EngineError, RdtE2EError
 from rdt_e2e.sync.plan import init_info
 from rdt_e2e.sync.record import SyncTiming
 from rdt_e2e.trainer.fleet import TrainerFleet
@@ -16,24 +17,30 @@ if TYPE_CHECKING:
     from rdt_e2e.inference.engine import InferenceFleet
 
 
+END_TIMEOUT_S = 10.0
+"""How long the trainer ranks may take to hear that the sync is given up, in seconds."""
+
+
 class SyncSession:
-    """A trainer fleet with resident weights and an inference fleet that takes them.
+    """A trainer fleet with resident weights, and the engines that take them.
 
     Attributes:
+        replicas: The live engines; every sync goes to all of them.
         num_syncs: Syncs completed so far.
     """
 
     def __init__(
         self,
         trainers: TrainerFleet,
-        inference: "InferenceFleet",
+        replicas: Sequence["InferenceFleet"],
         layout: CheckpointLayout,
         config: Config,
     ) -> None:
         self._trainers = trainers
-        self._inference = inference
         self._layout = layout
         self._config = config
+        self._failed = False
+        self.replicas = list(replicas)
         self.num_syncs = 0
 
     async def bake(self) -> float:
@@ -43,15 +50,24 @@ class SyncSession:
             Seconds it took.
         """
         started = time.perf_counter()
-        payload = init_info(self._layout, self._trainers.actor_names, self._config)
-        await self._inference.init_transfer(payload)
+        await self._on_all(self._bake_one)
         return time.perf_counter() - started
 
-    async def sync(self) -> SyncTiming:
-        """One sync: pause, start, update while the trainers gather, finish, resume.
+    async def join(self, replica: "InferenceFleet") -> None:
+        """Take in an engine that was not there before; the next sync goes to it as well."""
+        await self._bake_one(replica)
+        self.replicas.append(replica)
 
-        Generation resumes only after `finish` has succeeded on every worker; any failure before
-        that leaves the engine paused.
+    def drop(self, replica: "InferenceFleet") -> None:
+        """Leave an engine out from now on; the next sync counts on the others only."""
+        self.replicas.remove(replica)
+
+    async def sync(self) -> SyncTiming:
+        """One sync: pause, start, update while the trainers gather, finish, check, resume.
+
+        Generation resumes only after `finish` has succeeded on every worker and every pull's
+        checksum agrees on both ends; any failure before that leaves every engine paused. The next
+        call repairs what a failed one left.
 
         Returns:
             The driver's timings and the producers' counters.
@@ -59,30 +75,80 @@ class SyncSession:
         Raises:
             SyncError: A trainer rank failed or stalled.
             EngineError: An inference rank failed or stalled.
+            WeightMismatchError: A pull arrived with other bytes than were sent.
         """
+        if not self.replicas:
+            raise EngineError("no inference replica is left to sync; start one and join it")
         seconds: dict[str, float] = {}
-        trainers, inference = self._trainers, self._inference
+        trainers = self._trainers
         timeout_s = self._config.sync.sync_timeout_s
         with _timed(seconds, "pause"):
-            await inference.pause()
+            await self._on_all(lambda replica: replica.pause())
         with _timed(seconds, "start"):
-            trainers.call("begin_sync", self._config.num_consumers, timeout_s=timeout_s)
-            await inference.start_sync()
+            if self._failed:
+                await self._on_all(lambda replica: replica.abandon())
+            num_live = len(self.replicas) * self._config.ranks_per_replica
+            trainers.call("begin_sync", num_live, timeout_s=timeout_s)
+            # From here on, until the end, the engines hold weights in part.
+            self._failed = True
+            await self._on_all(lambda replica: replica.start_sync())
         with _timed(seconds, "update"):
             gathers = trainers.submit("run_gathers")
-            try:
-                await inference.update()
-            except EngineError:
-                # A failed gather is the cause, a failed pull only its echo.
-                trainers.raise_failed(gathers, "gather")
-                raise
+            await self._while_gathering(gathers, lambda replica: replica.update())
         with _timed(seconds, "finish"):
-            await inference.finish_sync(f"sync-{self.num_syncs + 1}")
+            version = f"sync-{self.num_syncs + 1}"
+            await self._while_gathering(gathers, lambda replica: replica.finish_sync(version))
             producers = trainers.wait(gathers, "gather", timeout_s)
+        if self._config.verify.pulls:
+            with _timed(seconds, "check"):
+                sums = trainers.call("pull_sums", timeout_s=timeout_s)
+                await self._on_all(lambda replica: replica.check_pulls(sums))
         with _timed(seconds, "resume"):
-            await inference.resume()
+            await self._on_all(lambda replica: replica.resume())
+        self._failed = False
         self.num_syncs += 1
         return SyncTiming(self.num_syncs, seconds, producers)
+
+    async def _bake_one(self, replica: "InferenceFleet") -> None:
+        payload = init_info(self._layout, self._trainers.actor_names, self._config, replica.replica)
+        await replica.init_transfer(payload)
+
+    async def _while_gathering(
+        self, gathers: Sequence[Any], call: Callable[["InferenceFleet"], Awaitable[None]]
+    ) -> None:
+        """Call every replica; at the first failure end the sync on the trainers too.
+
+        Without that, the other replicas and the gather loops would wait for the failed one until
+        their stall limit.
+        """
+        jobs = [asyncio.ensure_future(call(replica)) for replica in self.replicas]
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [job for job in jobs if job.done() and job.exception() is not None]
+            if failed:
+                # A failed gather is the cause, a failed pull only its echo.
+                self._trainers.raise_failed(gathers, "gather")
+                await failed[0]
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                for job in jobs:
+                    job.cancel()
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            with contextlib.suppress(RdtE2EError):
+                self._trainers.call("end_sync", reason, timeout_s=END_TIMEOUT_S)
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+
+    async def _on_all(self, call: Callable[["InferenceFleet"], Awaitable[None]]) -> None:
+        """Call every replica at once; the first failure is raised when all have answered."""
+        results = await asyncio.gather(*map(call, self.replicas), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 @contextlib.contextmanager

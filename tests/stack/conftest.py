@@ -116,7 +116,7 @@ def live(config: Config, checkpoints: dict[str, Path], own_state: None) -> Itera
         fleet_context = inference_fleet(config, root, inference_node)
         inference = runner.run(fleet_context.__aenter__())
         exits.callback(lambda: runner.run(fleet_context.__aexit__(None, None, None)))
-        session = SyncSession(trainers, inference, build_layout(read_index(root)), config)
+        session = SyncSession(trainers, [inference], build_layout(read_index(root)), config)
         stack = Stack(config, checkpoints, trainers, inference, session, runner)
         stack.before = stack.say()
         stack.wait(session.bake())

@@ -1,89 +1,206 @@
-"""The consumer on CPU: vLLM's `sharded_rdt` engine without CUDA streams and threads."""
+"""The consumer on any device: vLLM's `sharded_rdt` engine, with chunk split, checksums and bounds.
 
+Bake, plan, routing, issue-ahead and free signals are inherited unchanged. Added are a limit on the
+bytes of one pull, a checksum of every blob that lands, and a limit on every wait whose error says
+who was waited for.
+"""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import ray
 import torch
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from rdt_e2e.errors import SyncError
+from rdt_e2e.checkpoint.naming import summarize
+from rdt_e2e.errors import ProducerLostError, PullTimeoutError, WeightMismatchError
+from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.inference.plugin.chunk_split import split_scatters
 from rdt_e2e.inference.plugin.internals import (
-    LAYERWISE_INFO,
     Chunk,
+    PendingPull,
     ProcItem,
     ShardedRDTWeightTransferEngine,
-    UnquantizedFusedMoEMethod,
-    copy_into_kernel_storage,
-    materialize_layer,
+    ShardedRDTWeightTransferInitInfo,
 )
+from rdt_e2e.verify.weights import MISMATCH_MARK
 
 
-class CpuConsumer(ShardedRDTWeightTransferEngine):
-    """Pulls exactly as the released consumer does, and processes each chunk as it lands.
+@dataclass
+class ConsumerInitInfo(ShardedRDTWeightTransferInitInfo):
+    """What this consumer is told at init beyond vLLM's own fields.
 
-    The released engine hands landed chunks to two background threads with their own CUDA
-    streams. Here a chunk is materialised, scattered and finished inline, before the next pull is
-    completed; bake, plan, routing, pulls and free signals are inherited unchanged.
+    Attributes:
+        max_chunk_bytes: Most bytes of one pull; None for no limit.
+        wait_timeout_s: Longest wait for a pull, a reservation or a free signal, in seconds.
+        pull_checksums: Whether to sum every blob that lands.
+        slice_checksums: Whether to sum every slice in it as well.
+    """
+
+    max_chunk_bytes: int | None = None
+    wait_timeout_s: float = 600.0
+    pull_checksums: bool = True
+    slice_checksums: bool = False
+
+
+class Consumer(ShardedRDTWeightTransferEngine):
+    """Pulls as the released consumer does.
 
     Source: `vllm/distributed/weight_transfer/sharded_rdt_engine.py` (0.32.0).
     """
 
-    def _ensure_proc_worker(self) -> None:
-        """Start nothing: there is no background processing on CPU."""
+    init_info_cls = ConsumerInitInfo
 
-    def _dispatch_item(self, item: ProcItem) -> None:
-        """Process a landed chunk at once, where the released engine would queue it."""
-        self._process_item(item)
+    def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
+        """Bake, plan and register as vLLM does; then freeze the object graph, static from here on."""
+        self._settings = init_info
+        self._in_flight: list[tuple[PendingPull, Chunk]] = []
+        self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
+        self._slice_sums: dict[Any, torch.Tensor] = {}
+        # A second init, by another trainer: the views of the first plan's chunks are of no use.
+        self._pending_frees.clear()
+        self._completed_syncs = 0
+        super().init_transfer_engine(init_info)
+        # A collection over the plan's objects would cost a pull its tail.
+        gc.collect()
+        gc.freeze()
 
-    @torch.no_grad()
-    def _process_item(self, item: ProcItem) -> None:
-        """Materialise, scatter and finish what this chunk starts, carries and completes.
+    @property
+    def receive_ring_bytes(self) -> int:
+        """Bytes of the registered receive slots."""
+        return sum(slot.numel() for ring in self._dest_buffers for slot in ring.values())
 
-        Args:
-            item: The chunk and its landed slices; they alias the receive buffer.
+    def receive_weights(self, update_info: Any) -> None:
+        """Pull the whole plan; after a failure, wait until nothing is in flight any more."""
+        self._pull_sums = {}
+        self._slice_sums = {}
+        try:
+            super().receive_weights(update_info)
+        except BaseException:
+            self._settle()
+            raise
+
+    def drain_pending(self) -> None:
+        """Wait for processing and for every free signal to have been counted.
 
         Raises:
-            SyncError: A layer was not prepared by `start_weight_update`.
+            PullTimeoutError: A producer did not answer in time.
+            ProducerLostError: A producer is gone.
         """
-        with torch.device(self.device):
-            self._materialize(item.chunk)
-            for scatter in item.chunk.scatters:
-                parameter = getattr(scatter.layer, scatter.param_name)
-                target = parameter.data.as_strided(scatter.shape, scatter.stride, scatter.offset)
-                target.copy_(item.results[scatter.src])
-            for layer in item.chunk.quant:
-                self._finish_layer(layer)
+        frees = list(self._pending_frees)
+        self._wait(frees, "free signals", f"{len(frees)} free signals to be counted")
+        super().drain_pending()
 
-    def _materialize(self, chunk: Chunk) -> None:
-        for layer in chunk.materialize:
-            info = LAYERWISE_INFO.get(layer)
-            if info is None or not info.can_load():
-                raise SyncError(
-                    f"{type(layer).__name__} was not prepared for this sync: "
-                    "start_weight_update has to come before update_weights"
+    def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
+        """Compare the checksums of this sync's pulls with those of the producers.
+
+        Args:
+            served: For each producer, what it sent as (consumer id, seq, checksum).
+
+        Returns:
+            Number of pulls compared.
+
+        Raises:
+            WeightMismatchError: A blob differs, or was summed on one end only.
+        """
+        plan, router = self._cached_plan, self._router
+        me = router.consumer_id
+        chunks = {(chunk.owner, chunk.seq): chunk for chunk in plan.chunks}
+        sent = {
+            (rank, seq): total
+            for rank, sums in enumerate(served)
+            for consumer, seq, total in sums
+            if consumer == me
+        }
+        got = {pull: int(total) for pull, total in self._pull_sums.items()}
+        for pull in sorted(chunks.keys() | sent.keys() | got.keys()):
+            if pull not in sent or sent[pull] != got.get(pull):
+                names = sorted({name for name, _ in chunks[pull].keys}) if pull in chunks else []
+                raise WeightMismatchError(
+                    f"consumer {me}: pull {pull[1]} from producer {pull[0]} ({summarize(names)}): "
+                    f"its bytes {MISMATCH_MARK}: sent {_hex(sent.get(pull))}, received "
+                    f"{_hex(got.get(pull))}"
                 )
-            materialize_layer(layer, info)
+        return len(got)
 
-    def _finish_layer(self, layer: Any) -> None:
-        """Run a completed module's post-load step and move the result into its live storage."""
-        info = LAYERWISE_INFO[layer]
-        method = getattr(layer, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase):
-            if hasattr(layer, "_already_called_process_weights_after_loading"):
-                del layer._already_called_process_weights_after_loading
-            method.process_weights_after_loading(layer)
-            prepack_experts(method, layer)
-        if info.kernel_tensors is not None:
-            copy_into_kernel_storage(layer, info)
-        info.reset()
+    def slice_sums(self) -> dict[Any, int]:
+        """Checksum of every slice that landed in this sync, by (name, op chain)."""
+        return {key: int(total) for key, total in self._slice_sums.items()}
+
+    @property
+    def synced_names(self) -> frozenset[str]:
+        """Every checkpoint name this consumer was told of at init."""
+        return frozenset(self._name_meta)
+
+    def _resolve_producers(self, init_info: ConsumerInitInfo) -> None:
+        super()._resolve_producers(init_info)
+        reserve = self._router.reserve_serve_buffers
+
+        def bounded(*args: Any) -> list[Any]:
+            refs: list[Any] = reserve(*args)
+            self._wait(refs, "reservation", "serve rings to be reserved and registered")
+            return refs
+
+        # The engine waits for what this returns without a limit.
+        self._router.reserve_serve_buffers = bounded
+
+    def _chunk_module_scatters(self, modules: list[list[Any]]) -> list[tuple[int, list[Any]]]:
+        """Cut one group's copies by owner class, as vLLM does, and then by `max_chunk_bytes`."""
+        by_class: list[tuple[int, list[Any]]] = super()._chunk_module_scatters(modules)
+        limit = self._settings.max_chunk_bytes
+        if limit is None:
+            return by_class
+        return [
+            (owner_class, part)
+            for owner_class, scatters in by_class
+            for part in split_scatters(scatters, limit)
+        ]
+
+    def _issue_pull(self, chunk: Chunk, slot: int) -> PendingPull:
+        pending = super()._issue_pull(chunk, slot)
+        self._in_flight.append((pending, chunk))
+        return pending
+
+    def _complete_pull(self, pending: PendingPull) -> dict[Any, torch.Tensor]:
+        """Wait, with a limit, until a blob has landed in its slot."""
+        _, chunk = next(pair for pair in self._in_flight if pair[0] is pending)
+        names = summarize(sorted({name for name, _ in chunk.keys}))
+        what = f"pull {chunk.seq} from producer {chunk.owner} ({names})"
+        self._wait([pending.ref], what, what)
+        self._in_flight = [pair for pair in self._in_flight if pair[0] is not pending]
+        return dict(zip(pending.keys, pending.targets, strict=True))
+
+    def _sum_landed(self, item: ProcItem) -> None:
+        """Take the checksums of a landed chunk, on the stream that will read its slot."""
+        chunk = item.chunk
+        if self._settings.pull_checksums:
+            blob = self._dest_buffers[item.slot][torch.uint8][: chunk.pack_bytes]
+            self._pull_sums[chunk.owner, chunk.seq] = checksum(blob)
+        if self._settings.slice_checksums:
+            for key, piece in item.results.items():
+                self._slice_sums[key] = checksum(piece.reshape(-1).view(torch.uint8))
+
+    def _settle(self) -> None:
+        """Let what is still in flight land or fail: it must not land in the next sync's slots."""
+        for pending, _ in self._in_flight:
+            ray.wait([pending.ref], timeout=self._settings.wait_timeout_s, fetch_local=False)
+        self._in_flight = []
+
+    def _wait(self, refs: Sequence[Any], what: str, waited_for: str) -> None:
+        limit_s = self._settings.wait_timeout_s
+        me = self._router.consumer_id
+        try:
+            ray.get(list(refs), timeout=limit_s)
+        except GetTimeoutError:
+            raise PullTimeoutError(
+                f"consumer {me} waited {limit_s:g} s for {waited_for}; see what the producers say, "
+                "or raise sync.rdt_fetch_timeout_s"
+            ) from None
+        except RayActorError as error:
+            raise ProducerLostError(f"consumer {me}: a producer died during {what}") from error
 
 
-def prepack_experts(method: QuantizeMethodBase, layer: Any) -> None:
-    """Prepack reloaded experts again: vLLM 0.32.0 does it on the first load only.
-
-    `UnquantizedFusedMoEMethod._setup_kernel` runs the experts' own post-load step only while the
-    method has no kernel yet. On a reload the storage the kernel reads stays unpacked: the sums of
-    the bytes agree and the text is wrong. Still needed if
-    `tests/unit/inference/test_consumer.py::test_reloaded_experts_are_prepacked` fails without it.
-    """
-    if isinstance(method, UnquantizedFusedMoEMethod) and method.moe_kernel is not None:
-        method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+def _hex(total: int | None) -> str:
+    return "nothing" if total is None else f"{total % 2**64:016x}"

@@ -12,8 +12,10 @@ from vllm.distributed.weight_transfer.sharded_rdt_engine import (
     ShardedRDTWeightTransferEngine,
     ShardedRDTWeightTransferInitInfo,
     _Chunk,
+    _PendingPull,
     _ProcItem,
 )
+from vllm.distributed.weight_transfer.sharded_rdt_fake import _Scatter
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
@@ -29,13 +31,17 @@ TESTED_RELEASE = "0.32."
 """Releases of vLLM this plugin was read against and run on."""
 
 Chunk = _Chunk
+PendingPull = _PendingPull
 ProcItem = _ProcItem
+Scatter = _Scatter
 copy_into_kernel_storage = _copy_and_restore_kernel_tensors
 
 __all__ = [
     "LAYERWISE_INFO",
     "Chunk",
+    "PendingPull",
     "ProcItem",
+    "Scatter",
     "ShardedRDTWeightTransferEngine",
     "ShardedRDTWeightTransferInitInfo",
     "UnquantizedFusedMoEMethod",

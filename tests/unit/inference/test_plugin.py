@@ -5,7 +5,7 @@ import torch
 
 from rdt_e2e.errors import EnvironmentCheckError
 from rdt_e2e.inference.plugin import internals
-from rdt_e2e.inference.plugin.consumer import CpuConsumer, prepack_experts
+from rdt_e2e.inference.plugin.cpu_consumer import CpuConsumer, prepack_experts
 from rdt_e2e.inference.plugin.fp8_reference import dequantize
 
 
@@ -26,17 +26,25 @@ def test_vllm_picks_the_platform_up_from_the_entry_point():
     assert current_platform.ray_device_key == "GPU"
 
 
-def test_registering_does_nothing_on_other_platforms(monkeypatch):
+def test_nothing_of_the_cpu_plugin_is_installed_on_other_platforms(monkeypatch):
+    from vllm.model_executor.layers import quantization
     from vllm.platforms import current_platform
 
+    from rdt_e2e.inference.plugin.consumer import Consumer
     from rdt_e2e.inference.plugin.register import register
 
-    def installed(*_args):
-        pytest.fail("the CPU consumer was installed on another platform")
+    def registered(*_args):
+        pytest.fail("the FP8 reference layers were installed on another platform")
 
-    monkeypatch.setattr(internals, "install_engine", installed)
+    installed = []
+    monkeypatch.setattr(quantization, "register_quantization_config", registered)
+    monkeypatch.setattr(internals, "install_engine", lambda *args: installed.append(args))
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: False)
     register()
+    ((name, consumer),) = installed
+    assert name == "sharded_rdt"
+    assert issubclass(consumer, Consumer)
+    assert not issubclass(consumer, CpuConsumer)
 
 
 def test_registering_twice_keeps_one_consumer_under_vllms_name():
@@ -59,7 +67,17 @@ def test_an_untested_release_is_refused(monkeypatch):
     [
         (
             internals.ShardedRDTWeightTransferEngine,
-            ["_ensure_proc_worker", "_dispatch_item", "_process_item", "drain_pending"],
+            [
+                "_chunk_module_scatters",
+                "_complete_pull",
+                "_dispatch_item",
+                "_ensure_proc_worker",
+                "_issue_pull",
+                "_process_item",
+                "_resolve_producers",
+                "drain_pending",
+                "receive_weights",
+            ],
         ),
         (internals.WeightTransferEngineFactory, ["_registry", "register_engine"]),
     ],
@@ -71,8 +89,13 @@ def test_overridden_internals_still_exist(owner, names):
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (internals.Chunk, {"scatters", "materialize", "quant"}),
+        (
+            internals.Chunk,
+            {"scatters", "materialize", "quant", "keys", "owner", "seq", "pack_bytes"},
+        ),
+        (internals.PendingPull, {"ref", "keys", "targets"}),
         (internals.ProcItem, {"chunk", "results", "slot"}),
+        (internals.Scatter, {"src", "shape", "stride", "offset", "dtype"}),
     ],
 )
 def test_fields_that_the_consumer_reads_still_exist(owner, names):

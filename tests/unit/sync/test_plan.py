@@ -20,10 +20,10 @@ def layout():
 
 
 def test_vllm_accepts_every_key(layout):
-    from rdt_e2e.inference.plugin.internals import ShardedRDTWeightTransferInitInfo
+    from rdt_e2e.inference.plugin.consumer import ConsumerInitInfo
 
     payload = init_info(layout, ["trainer-0", "trainer-1"], CONFIG)
-    typed = ShardedRDTWeightTransferInitInfo(**json.loads(json.dumps(payload)))
+    typed = ConsumerInitInfo(**json.loads(json.dumps(payload)))
     assert {field.name for field in fields(typed)} >= set(payload)
     assert typed.num_consumers == 2
     assert typed.num_rdt_buffers == 3
