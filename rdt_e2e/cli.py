@@ -167,6 +167,76 @@ def status() -> None:
     typer.echo(json.dumps(dataclasses.asdict(running), indent=2))
 
 
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="NAME|DIR|ID", help="Known model, folder or hub id."),
+    ] = None,
+    trainers: Annotated[
+        int | None, typer.Option("--trainers", metavar="N", help="Trainer ranks.")
+    ] = None,
+    inference: Annotated[
+        int | None, typer.Option("--inference", metavar="N", help="Inference ranks.")
+    ] = None,
+    dp: Annotated[
+        int | None, typer.Option("--dp", metavar="N", help="Data-parallel engine ranks.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", metavar="N", help="Tensor-parallel ranks in each.")
+    ] = None,
+    ep: Annotated[
+        bool | None, typer.Option("--ep/--no-ep", help="Experts whole on one rank each, or cut.")
+    ] = None,
+    gather: Annotated[
+        str | None, typer.Option("--gather", metavar="owner|full", help="See trainer.gather.")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="CLASS", help="GPU of both sides, such as h200.")
+    ] = "b200",
+    nic_gbps: Annotated[
+        float, typer.Option("--nic-gbps", metavar="RATE", help="Gbit/s of the NIC of each GPU.")
+    ] = 400,
+    max_chunk_bytes: Annotated[
+        int | None, typer.Option("--max-chunk-bytes", metavar="N", help="Limit on one pull.")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", metavar="NAME|FILE", help="Take the rest from a profile."),
+    ] = None,
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
+) -> None:
+    """Say what a sync needs before it runs: bytes, pulls, memory of each rank, seconds.
+
+    Reads config.json and safetensors headers only; some models are known without any file.
+    Exit status 1 when it does not fit, with what would.
+
+    \b
+    Examples:
+      rdt-e2e plan --model kimi-k2 --trainers 8 --inference 8 --gpu h200
+      rdt-e2e plan --config kimi-k2 --nic-gbps 800
+      rdt-e2e plan --model ./checkpoint --trainers 2 --inference 4 --tp 2 --json
+    """
+    from rdt_e2e.sizing.command import PlanOptions, run_plan
+
+    options = PlanOptions(
+        model=model,
+        trainers=trainers,
+        inference=inference,
+        data_parallel=dp,
+        tensor_parallel=tp,
+        expert_parallel=ep,
+        gather=gather,
+        gpu=gpu,
+        nic_gbps=nic_gbps,
+        max_chunk_bytes=max_chunk_bytes,
+        profile=config,
+        overrides=_overrides(settings),
+    )
+    raise typer.Exit(run_plan(options, typer.get_text_stream("stdout"), as_json_text=as_json))
+
+
 @app.command("mini-kimi")
 def mini_kimi(
     variant: Annotated[

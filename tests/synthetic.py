@@ -5,7 +5,6 @@ The numbers mean nothing; names, dtypes, shapes and files are what a real checkp
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from rdt_e2e.checkpoint.index import CheckpointIndex, TensorEntry
+from rdt_e2e.checkpoint.described import Shapes, describe, tensor_shapes
+from rdt_e2e.checkpoint.index import CheckpointIndex
 
 INDEX_FILE = "model.safetensors.index.json"
 BLOCK = 128
-
-Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,19 @@ class Architecture:
             "num_hidden_layers": self.num_layers,
             "n_routed_experts": self.num_experts,
             "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
             "moe_intermediate_size": self.expert_width,
+            "intermediate_size": self.dense_width,
             "first_k_dense_replace": self.first_k_dense,
             "moe_layer_freq": 1,
             "num_nextn_predict_layers": 0,
+            "num_attention_heads": self.num_heads,
+            "q_lora_rank": self.q_lora_rank,
+            "kv_lora_rank": self.kv_lora_rank,
+            "qk_rope_head_dim": self.rope_dim,
+            "qk_nope_head_dim": self.nope_dim,
+            "v_head_dim": self.value_dim,
+            "vocab_size": self.vocab,
             "topk_method": "noaux_tc",
             "scoring_func": "sigmoid",
             "tie_word_embeddings": False,
@@ -66,46 +73,13 @@ class Architecture:
 
     def shapes(self) -> Shapes:
         """Dtype and shape of every tensor by name."""
-        shapes: Shapes = {"model.embed_tokens.weight": ("bfloat16", (self.vocab, self.hidden))}
-        for layer in range(self.num_layers):
-            self._add_layer(shapes, f"model.layers.{layer}", moe=layer >= self.first_k_dense)
-        shapes["model.norm.weight"] = ("bfloat16", (self.hidden,))
-        shapes["lm_head.weight"] = ("bfloat16", (self.vocab, self.hidden))
-        return shapes
-
-    def _add_layer(self, shapes: Shapes, layer: str, *, moe: bool) -> None:
-        attention = f"{layer}.self_attn"
-        query_width = self.num_heads * (self.nope_dim + self.rope_dim)
-        kv_width = self.num_heads * (self.nope_dim + self.value_dim)
-        projections = {
-            "q_a_proj": (self.q_lora_rank, self.hidden),
-            "q_b_proj": (query_width, self.q_lora_rank),
-            # 576 rows: no multiple of the block size, so its last block of scales is a part.
-            "kv_a_proj_with_mqa": (self.kv_lora_rank + self.rope_dim, self.hidden),
-            "kv_b_proj": (kv_width, self.kv_lora_rank),
-            "o_proj": (self.hidden, self.num_heads * self.value_dim),
-        }
-        for name, shape in projections.items():
-            _add_float8(shapes, f"{attention}.{name}.weight", shape)
-        shapes[f"{attention}.q_a_layernorm.weight"] = ("bfloat16", (self.q_lora_rank,))
-        shapes[f"{attention}.kv_a_layernorm.weight"] = ("bfloat16", (self.kv_lora_rank,))
+        # 576 rows of kv_a_proj_with_mqa are no multiple of the block size: a part of a block.
+        shapes = tensor_shapes(self.config(), Path("in-memory"))
         if self.inv_freq:
-            shapes[f"{attention}.rotary_emb.inv_freq"] = ("float32", (self.rope_dim // 2,))
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}.{norm}.weight"] = ("bfloat16", (self.hidden,))
-        if not moe:
-            self._add_mlp(shapes, f"{layer}.mlp", self.dense_width)
-            return
-        shapes[f"{layer}.mlp.gate.weight"] = ("bfloat16", (self.num_experts, self.hidden))
-        shapes[f"{layer}.mlp.gate.e_score_correction_bias"] = ("float32", (self.num_experts,))
-        self._add_mlp(shapes, f"{layer}.mlp.shared_experts", self.expert_width)
-        for expert in range(self.num_experts):
-            self._add_mlp(shapes, f"{layer}.mlp.experts.{expert}", self.expert_width)
-
-    def _add_mlp(self, shapes: Shapes, module: str, width: int) -> None:
-        _add_float8(shapes, f"{module}.gate_proj.weight", (width, self.hidden))
-        _add_float8(shapes, f"{module}.up_proj.weight", (width, self.hidden))
-        _add_float8(shapes, f"{module}.down_proj.weight", (self.hidden, width))
+            for layer in range(self.num_layers):
+                name = f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"
+                shapes[name] = ("float32", (self.rope_dim // 2,))
+        return shapes
 
 
 KIMI_K2 = Architecture(
@@ -222,19 +196,7 @@ def truncate(path: Path, num_bytes: int) -> None:
 
 def index_in_memory(architecture: Architecture) -> CheckpointIndex:
     """An index of an architecture without any files, one shard for each layer."""
-    entries: dict[str, TensorEntry] = {}
-    ends: dict[str, int] = {}
-    excluded: dict[str, str] = {}
-    for name, (dtype, shape) in architecture.shapes().items():
-        layer = re.search(r"layers\.(\d+)\.", name)
-        file = f"model-{0 if layer is None else int(layer[1]) + 1}.safetensors"
-        num_bytes = getattr(torch, dtype).itemsize
-        for size in shape:
-            num_bytes *= size
-        begin = ends.get(file, 0)
-        ends[file] = begin + num_bytes
-        entries[name] = TensorEntry(name, dtype, shape, file, begin, begin + num_bytes)
-    return CheckpointIndex(Path("in-memory"), entries, excluded, architecture.config())
+    return describe(architecture.config(), Path("in-memory"))
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
@@ -242,11 +204,6 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     # A clone, because a contiguous tensor of one element may keep an odd stride.
     flat = tensor.clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _add_float8(shapes: Shapes, name: str, shape: tuple[int, int]) -> None:
-    shapes[name] = ("float8_e4m3fn", shape)
-    shapes[f"{name}_scale_inv"] = ("float32", (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK)))
 
 
 def _random_tensor(dtype: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

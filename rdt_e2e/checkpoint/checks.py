@@ -9,13 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rdt_e2e.checkpoint.layout import collect_stacks
-from rdt_e2e.checkpoint.naming import (
-    ROUTER_BIAS,
-    SCALE_SUFFIX,
-    split_expert,
-    split_layer,
-    summarize,
-)
+from rdt_e2e.checkpoint.naming import ROUTER_BIAS, split_expert, split_layer, summarize
+from rdt_e2e.checkpoint.scales import check_form, check_scales
+from rdt_e2e.checkpoint.settings import expert_count_key, is_moe_layer, text_settings
 from rdt_e2e.errors import CheckpointError, MissingTensorError
 
 if TYPE_CHECKING:
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_index(index: CheckpointIndex) -> None:
-    """Check block scales, routed experts and layers of a checkpoint.
+    """Check the form of the weights, their scales, routed experts and layers of a checkpoint.
 
     Args:
         index: What the headers say, not yet checked.
@@ -31,41 +27,13 @@ def check_index(index: CheckpointIndex) -> None:
     Raises:
         MissingTensorError: A weight has no scale or a scale no weight; a layer, an expert, or a
             tensor that the other layers have is missing.
-        CheckpointError: A scale of the wrong shape or dtype, a tensor or layer that does not fit
-            `config.json`, or a setting missing from it.
+        CheckpointError: An unsupported quantisation, a scale of the wrong shape or dtype, a tensor
+            or layer that does not fit `config.json`, or a setting missing from it.
     """
+    check_form(index)
     check_scales(index)
     check_experts(index)
     check_layers(index)
-
-
-def check_scales(index: CheckpointIndex) -> None:
-    """Check that every float8 tensor has its block scales, and every scale its tensor.
-
-    A weight `[n, k]` with blocks `[bn, bk]` needs float32 scales `[ceil(n / bn), ceil(k / bk)]`.
-
-    Args:
-        index: The index to check.
-
-    Raises:
-        MissingTensorError: One of the pair is missing.
-        CheckpointError: Shape or dtype do not fit, or `config.json` gives no block size.
-    """
-    for name, entry in index.entries.items():
-        if name.endswith(SCALE_SUFFIX):
-            weight = index.entries.get(name.removesuffix(SCALE_SUFFIX))
-            if weight is None:
-                raise MissingTensorError(
-                    f"{index.root / entry.file}: {name} is a scale without its weight "
-                    f"{name.removesuffix(SCALE_SUFFIX)}. Export both, or neither."
-                )
-            if not weight.dtype.startswith("float8"):
-                raise CheckpointError(
-                    f"{index.root / entry.file}: {name} scales {weight.name}, which is {weight.dtype} and not "
-                    "float8. Export the weight as float8, or leave the scale out."
-                )
-        elif entry.dtype.startswith("float8"):
-            _check_scale_of(index, name)
 
 
 def check_experts(index: CheckpointIndex) -> None:
@@ -76,21 +44,22 @@ def check_experts(index: CheckpointIndex) -> None:
 
     Raises:
         MissingTensorError: An expert is missing.
-        CheckpointError: More experts than `n_routed_experts`, or experts of a stack that differ in
+        CheckpointError: More experts than `config.json` says, or experts of a stack that differ in
             dtype or shape.
     """
     stacks = collect_stacks(index)
-    expected = _count(index, "n_routed_experts", default=0)
+    setting = expert_count_key(text_settings(index.config))
+    expected = _count(index, setting, default=0)
     if expected and not stacks:
         raise MissingTensorError(
-            f"{index.root}: no routed experts, but n_routed_experts in config.json is {expected}. "
+            f"{index.root}: no routed experts, but {setting} in config.json is {expected}. "
             "Export the checkpoint with one tensor for each expert."
         )
     for key, names in stacks.items():
         if not expected or len(names) == expected:
             continue
         message = (
-            f"{index.root}: {key} has {len(names)} experts, but n_routed_experts in config.json is "
+            f"{index.root}: {key} has {len(names)} experts, but {setting} in config.json is "
             f"{expected}. Export the checkpoint again, or use the config.json that belongs to it."
         )
         raise (MissingTensorError if len(names) < expected else CheckpointError)(message)
@@ -129,50 +98,15 @@ def check_layers(index: CheckpointIndex) -> None:
     if extra:
         raise CheckpointError(
             f"{index.root}: tensors for {stem}.{summarize(extra)}, but num_hidden_layers in "
-            f"config.json is {num_layers}. Layers for multi-token prediction are not supported; "
-            "export the checkpoint without them, or correct config.json."
+            f"config.json is {num_layers}. Only as many layers for multi-token prediction are skipped "
+            "as num_nextn_predict_layers says; correct config.json, or export without them."
         )
     _compare_layers(index, stem, layers)
     _check_outside_layers(index, stem.removesuffix("layers"))
 
 
-def _check_scale_of(index: CheckpointIndex, name: str) -> None:
-    weight = index.entries[name]
-    scale = index.entries.get(name + SCALE_SUFFIX)
-    if scale is None:
-        raise MissingTensorError(
-            f"{index.root / weight.file}: {name} is {weight.dtype} without its scale {name}{SCALE_SUFFIX}. Export "
-            "both; an unscaled float8 weight cannot be used."
-        )
-    rows, columns = _block_size(index, name)
-    if len(weight.shape) != 2:
-        raise CheckpointError(
-            f"{index.root / weight.file}: {name} is {weight.dtype} with shape {list(weight.shape)}; block scales need "
-            "a matrix. Export it with two dimensions, or not as float8."
-        )
-    expected = (-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
-    if scale.shape != expected or scale.dtype != "float32":
-        raise CheckpointError(
-            f"{index.root / scale.file}: {scale.name} is {scale.dtype} {list(scale.shape)}, but a "
-            f"weight {list(weight.shape)} in blocks of {rows}x{columns} needs float32 "
-            f"{list(expected)}. Export the scales again with the block size of config.json."
-        )
-
-
-def _block_size(index: CheckpointIndex, name: str) -> tuple[int, int]:
-    quantization = index.config.get("quantization_config")
-    block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
-    match block:
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
-            return rows, columns
-    raise CheckpointError(
-        f"{index.root / 'config.json'}: {name} is float8, but quantization_config.weight_block_size "
-        f"is {block!r} and not two positive numbers. Set it, for example to [128, 128]."
-    )
-
-
 def _count(index: CheckpointIndex, key: str, default: int | None) -> int:
-    value = index.config.get(key)
+    value = text_settings(index.config).get(key)
     if value is None:
         value = default
     if not isinstance(value, int) or value < 0:
@@ -184,11 +118,9 @@ def _count(index: CheckpointIndex, key: str, default: int | None) -> int:
 
 
 def _is_moe_layer(index: CheckpointIndex, layer: int) -> bool:
-    if _count(index, "n_routed_experts", default=0) == 0:
-        return False
-    first = _count(index, "first_k_dense_replace", default=0)
-    every = _count(index, "moe_layer_freq", default=1)
-    return layer >= first and layer % max(every, 1) == 0
+    for key, default in (("first_k_dense_replace", 0), ("moe_layer_freq", 1)):
+        _count(index, key, default=default)
+    return is_moe_layer(index.config, layer)
 
 
 def _compare_layers(index: CheckpointIndex, stem: str, layers: dict[int, dict[str, None]]) -> None:
@@ -196,7 +128,7 @@ def _compare_layers(index: CheckpointIndex, stem: str, layers: dict[int, dict[st
     for layer, rests in layers.items():
         for rest in rests:
             expected.setdefault(_kind(index, layer, rest), {}).setdefault(rest, layer)
-    if index.config.get("topk_method") == "noaux_tc":
+    if text_settings(index.config).get("topk_method") == "noaux_tc":
         moe_layers = [layer for layer in layers if _is_moe_layer(index, layer)]
         lacking = [layer for layer in sorted(moe_layers) if ROUTER_BIAS not in layers[layer]]
         if lacking:
@@ -223,8 +155,9 @@ def _kind(index: CheckpointIndex, layer: int, rest: str) -> str:
 
 def _check_outside_layers(index: CheckpointIndex, prefix: str) -> None:
     needed = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
-    if not index.config.get("tie_word_embeddings"):
-        needed.append("lm_head.weight")
+    if not text_settings(index.config).get("tie_word_embeddings"):
+        # The head is a sibling of the decoder: `language_model.model.` has `language_model.lm_head`.
+        needed.append(f"{prefix.removesuffix('model.')}lm_head.weight")
     for name in needed:
         if name not in index.entries:
             raise MissingTensorError(

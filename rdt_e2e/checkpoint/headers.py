@@ -85,8 +85,10 @@ def read_header(root: Path, file: str) -> dict[str, TensorEntry]:
             _check_prefix(path, prefix, header_bytes, size)
             raw = stream.read(header_bytes)
     except FileNotFoundError:
+        # A hub snapshot links to the files of its cache; an interrupted download leaves the link.
+        where = f" (it is a link to {path.readlink()})" if path.is_symlink() else ""
         raise CheckpointError(
-            f"{path}: the index names this shard, but there is no such file. Fetch it."
+            f"{path}: the index names this shard, but there is no such file{where}. Fetch it."
         ) from None
     except OSError as error:
         raise CheckpointError(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rdt_e2e.checkpoint.checks import check_index
 from rdt_e2e.checkpoint.headers import TensorEntry, read_header
-from rdt_e2e.checkpoint.naming import summarize
+from rdt_e2e.checkpoint.naming import split_layer, summarize
+from rdt_e2e.checkpoint.settings import layers_beyond, text_settings
 from rdt_e2e.errors import CheckpointError, MissingTensorError
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ EXCLUSIONS: tuple[tuple[re.Pattern[str], str], ...] = (
         "rotary frequencies follow from config.json; the engine computes them and loads none",
     ),
 )
-"""The one list of what is not synced: patterns of whole names, each with its reason."""
+"""What is never synced: patterns of whole names, each with its reason. `exclusion_reason` adds what
+depends on `config.json`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def read_index(root: Path) -> CheckpointIndex:
     """Read and check the index of a checkpoint folder; only headers are read.
 
     Args:
-        root: Folder with `config.json`, `model.safetensors.index.json` and the shards.
+        root: Folder with `config.json`, and either `model.safetensors.index.json` and the shards
+            or one safetensors file. It may be a hub snapshot, whose files are links to anywhere.
 
     Returns:
         The index, after every check has passed.
@@ -72,14 +75,18 @@ def read_index(root: Path) -> CheckpointIndex:
             says, a dtype or shape that does not fit. The message names the file, the tensor and
             the fix.
     """
-    weight_map = _read_weight_map(root)
-    config = _read_json(root / CONFIG_FILE, "Copy it from the model's repository.")
-    shards = {file: read_header(root, file) for file in dict.fromkeys(weight_map.values())}
+    single = _single_file(root)
+    weight_map = _read_weight_map(root) if single is None else {}
+    config = read_json(root / CONFIG_FILE, "Copy it from the model's repository.")
+    files = dict.fromkeys(weight_map.values()) if single is None else (single,)
+    shards = {file: read_header(root, file) for file in files}
+    if single is not None:
+        weight_map = dict.fromkeys(shards[single], single)
     _check_weight_map(root, weight_map, shards)
     entries: dict[str, TensorEntry] = {}
     excluded: dict[str, str] = {}
     for name, file in weight_map.items():
-        reason = _exclusion_reason(name)
+        reason = exclusion_reason(name, config)
         if reason is None:
             entries[name] = shards[file][name]
         else:
@@ -89,11 +96,45 @@ def read_index(root: Path) -> CheckpointIndex:
     return index
 
 
-def _exclusion_reason(name: str) -> str | None:
+def exclusion_reason(name: str, config: Mapping[str, Any]) -> str | None:
+    """Say why a tensor of a checkpoint is not synced.
+
+    Args:
+        name: Tensor name of the checkpoint.
+        config: The content of `config.json`.
+
+    Returns:
+        The reason in words; `None` for a tensor that is synced.
+    """
+    split = split_layer(name)
+    if split is not None and split[1] in layers_beyond(config):
+        return (
+            "layers for multi-token prediction (num_nextn_predict_layers in config.json) belong to a "
+            "draft model, which the engine does not load"
+        )
+    if name.endswith("lm_head.weight") and text_settings(config).get("tie_word_embeddings"):
+        return "the output head is the embedding (tie_word_embeddings in config.json)"
     return next((reason for pattern, reason in EXCLUSIONS if pattern.fullmatch(name)), None)
 
 
-def _read_json(path: Path, fix: str) -> dict[str, Any]:
+def _single_file(root: Path) -> str | None:
+    """Name of the one safetensors file of a folder without an index; `None` when there is an index."""
+    if (root / INDEX_FILE).exists():
+        return None
+    files = sorted(path.name for path in root.glob("*.safetensors"))
+    return files[0] if len(files) == 1 else None
+
+
+def read_json(path: Path, fix: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        path: The file.
+        fix: What to do when it is missing or damaged, for the message.
+
+    Raises:
+        CheckpointError: It is not there, cannot be read, or is no JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -110,10 +151,10 @@ def _read_json(path: Path, fix: str) -> dict[str, Any]:
 
 def _read_weight_map(root: Path) -> dict[str, str]:
     path = root / INDEX_FILE
-    content = _read_json(
+    content = read_json(
         path,
-        "Point model.source at a folder of safetensors shards with their index, or fetch the "
-        "index again.",
+        "Point model.source at a folder of safetensors shards with their index (a single file needs "
+        "none), or fetch the index again.",
     )
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -7,8 +7,9 @@ it: the decoder layer, the routed expert, and where a name outside the layers be
 import re
 from collections.abc import Sequence
 
-SCALE_SUFFIX = "_scale_inv"
-"""A float8 tensor `X` has its block scales in `X` plus this suffix."""
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
+"""A float8 tensor `X` has its scales in `X` plus one of these: the first is DeepSeek's name, the
+second that of compressed-tensors and of per-tensor FP8."""
 
 ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
 """The router bias of a mixture-of-experts layer, relative to the layer."""
@@ -48,6 +49,21 @@ def split_expert(name: str) -> tuple[str, int] | None:
     if match is None:
         return None
     return f"{match['module']}.*.{match['leaf']}", int(match["expert"])
+
+
+def scale_suffix(name: str) -> str | None:
+    """Say whether a tensor holds the scales of a weight.
+
+    Args:
+        name: Tensor name of the checkpoint.
+
+    Returns:
+        The suffix to take off for the weight's name; `None` for anything else, which includes the
+        scales of activations (`input_scale`) and of the KV cache (`k_scale`).
+    """
+    if name.endswith(SCALE_SUFFIXES[0]):
+        return SCALE_SUFFIXES[0]
+    return SCALE_SUFFIXES[1] if name.endswith(f"weight{SCALE_SUFFIXES[1]}") else None
 
 
 def is_before_layers(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rdt_e2e.checkpoint.hub import choose_snapshot, repository_folder
 from rdt_e2e.config import MINI_KIMI, Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import CheckpointError
@@ -27,18 +28,30 @@ def find_checkpoint(config: Config, console: Console) -> Path:
         return ensure_mini_kimi(
             config.paths.cache_dir, config.model.variant, report=console.info
         ).resolve()
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    return find_folder(source, config.model.revision)
 
-    try:
-        found = snapshot_download(source, revision=config.model.revision, local_files_only=True)
-    except (LocalEntryNotFoundError, HFValidationError):
-        raise CheckpointError(
-            f"model.source={source} is neither a folder nor a snapshot in the local hub cache "
-            f"(revision {config.model.revision}); nothing is downloaded by this program. Download it "
-            "first, or give the folder"
-        ) from None
-    return Path(found)
+
+def find_folder(source: str, revision: str) -> Path:
+    """Find the folder of a checkpoint that is already on this machine.
+
+    Args:
+        source: A checkpoint folder, a hub id, or a repository's folder of a hub cache.
+        revision: Branch, tag or commit, for the latter two.
+
+    Returns:
+        The folder, absolute. Of a snapshot, the links inside it are left as they are.
+
+    Raises:
+        CheckpointError: There is neither, or it is not clear which snapshot is meant.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not (folder / "snapshots").is_dir():
+        return folder.resolve()
+    repository = repository_folder(source)
+    if repository is not None:
+        return choose_snapshot(repository, revision).resolve()
+    raise CheckpointError(
+        f"model.source={source} is neither a folder nor a snapshot in the local hub cache "
+        f"(revision {revision}); nothing is downloaded by this program. Download it first, or give "
+        "the folder"
+    )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rdt_e2e import __version__, cli
 from rdt_e2e.errors import ProducerLostError, TextMismatchError
 
-VERBS = ("sync", "deploy", "down", "status", "mini-kimi", "config")
+VERBS = ("sync", "deploy", "down", "status", "plan", "mini-kimi", "config")
 
 
 @pytest.fixture
@@ -57,7 +57,15 @@ def test_help_lists_every_verb(run):
         assert f"\n  {verb} " in out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sync", "--help"], ["config"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["sync", "--help"],
+        ["config"],
+        ["plan", "--model", "mini-kimi", "--trainers", "2", "--inference", "2"],
+    ],
+)
 def test_help_loads_no_heavy_library(arguments):
     code = (
         "import sys\n"
