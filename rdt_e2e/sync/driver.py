@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rdt_e2e.checkpoint.index import read_index
+from rdt_e2e.checkpoint.index import CheckpointIndex, read_index
 from rdt_e2e.checkpoint.layout import CheckpointLayout, build_layout
 from rdt_e2e.checkpoint.source import find_checkpoint
 from rdt_e2e.cluster.placement import choose_nodes
@@ -23,6 +24,7 @@ from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import EngineError, RdtE2EError, VerificationError
+from rdt_e2e.sizing.memory import predict_memory
 from rdt_e2e.sync.record import RunRecord, SyncTiming, open_run
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet
@@ -74,9 +76,11 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
         with contextlib.ExitStack() as stack:
             with console.step(f"checkpoint {config.model.source}"):
                 root = find_checkpoint(config, console)
-                layout = build_layout(read_index(root))
+                index = read_index(root)
+                layout = build_layout(index)
                 reference = _reference(config, root)
-                record.facts["checkpoint"] = _describe(config, root, layout)
+                record.facts["checkpoint"] = _describe(config, index, layout)
+                record.facts["predicted"] = asdict(predict_memory(layout, index.config, config))
             _import_engine_ahead()
             with console.step("Ray cluster"):
                 cluster = stack.enter_context(cluster_session(config, console))
@@ -217,10 +221,11 @@ def _reference(config: Config, root: Path) -> Reference | None:
     return read_reference(root, config.verify.prompts, config.verify.max_tokens)
 
 
-def _describe(config: Config, root: Path, layout: CheckpointLayout) -> dict[str, Any]:
+def _describe(config: Config, index: CheckpointIndex, layout: CheckpointLayout) -> dict[str, Any]:
     return {
         "source": config.model.source,
-        "folder": str(root),
+        "folder": str(index.root),
+        "left_out": dict(Counter(index.excluded.values())),
         "num_names": len(layout.names),
         "num_groups": len(layout.groups),
         "num_bytes": sum(held.num_bytes for held in layout.held.values()),

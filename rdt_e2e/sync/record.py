@@ -120,6 +120,7 @@ class RunRecord:
             f"{self.config.num_consumers} consumers ({self.config.trainer.device})"
         )
         lines += self._timing_lines()
+        lines += self._memory_lines()
         lines += self._text_lines()
         lines.append(f"verdict   {self.verdict}" + (f": {self.error}" if self.error else ""))
         return "\n".join(lines)
@@ -143,6 +144,27 @@ class RunRecord:
                 f"{of} ({steps}); {syncs[0].num_bytes / 1e6:.1f} MB pulled"
             )
         return lines
+
+    def _memory_lines(self) -> list[str]:
+        """The fullest trainer rank, as the run found it and as `rdt-e2e plan` predicted it."""
+        if not self.syncs or "memory" not in self.facts:
+            return []
+        found = [
+            (rank["shard_bytes"], counters["max_resident_bytes"], rank["serve_ring_bytes"])
+            for rank, counters in zip(
+                self.facts["memory"]["trainer"], self.syncs[-1].producers, strict=True
+            )
+        ]
+        predicted = [
+            (rank["shard_bytes"], rank["resident_group_bytes"], rank["serve_ring_bytes"])
+            for rank in self.facts["predicted"]["trainers"]
+        ]
+        shards, groups, rings = max(found, key=sum)
+        return [
+            f"memory    fullest trainer rank: {shards / 1e6:.1f} MB shards, {groups / 1e6:.1f} MB "
+            f"gathered groups, {rings / 1e6:.1f} MB serve rings; predicted "
+            f"{sum(max(predicted, key=sum)) / 1e6:.1f} MB in all, found {sum((shards, groups, rings)) / 1e6:.1f}"
+        ]
 
     def _text_lines(self) -> list[str]:
         return [

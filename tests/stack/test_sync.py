@@ -7,7 +7,7 @@ import pytest
 from rdt_e2e.checkpoint.owners import Gather
 from rdt_e2e.config import load_config
 from rdt_e2e.errors import EngineError, TextMismatchError
-from tests.stack.conftest import Stack, flip_bytes
+from tests.live import Stack, flip_bytes
 
 BIASES = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2, 3)]
 
@@ -46,6 +46,25 @@ def test_every_warm_sync_moves_the_same_bytes_and_registers_nothing(live: Stack)
     assert first.num_bytes == second.num_bytes > 0
     assert registered() == before
     assert all(count >= live.config.sync.num_buffers for count in before)
+
+
+def test_memory_is_what_plan_predicts(live: Stack) -> None:
+    from rdt_e2e.checkpoint.index import read_index
+    from rdt_e2e.checkpoint.layout import build_layout
+    from rdt_e2e.sizing.memory import predict_memory
+
+    index = read_index(live.checkpoints["v1"])
+    predicted = predict_memory(build_layout(index), index.config, live.config)
+    counters = live.sync().producers
+    ranks = live.trainers.call("memory", timeout_s=60)
+    for rank, counter, expected in zip(ranks, counters, predicted.trainers, strict=True):
+        assert rank["shard_bytes"] == expected.shard_bytes
+        assert rank["serve_ring_bytes"] == expected.serve_ring_bytes
+        assert counter["max_resident_bytes"] == pytest.approx(
+            expected.resident_group_bytes, rel=0.1
+        )
+    first = live.wait(live.inference.transfer_memory())
+    assert first["receive_ring_bytes"] == predicted.inference[0].receive_ring_bytes
 
 
 def test_resident_groups_stay_within_the_lookahead(live: Stack) -> None:
@@ -110,9 +129,8 @@ def use_gather(stack: Stack, gather: Gather) -> None:
         worker._cache = GatherCache(worker._groups, 1, stall_s, worker.producer_rank)
 
     stack.on_trainers(switch)
-    keys = {"trainer.gather": gather}
-    stack.session._config = load_config("local", keys)
-    stack.wait(stack.session.bake())
+    stack.new_session(load_config("local", {"trainer.gather": gather}))
+    stack.bake()
 
 
 def test_owned_experts_are_served_from_their_rank_and_never_gathered(live: Stack) -> None:

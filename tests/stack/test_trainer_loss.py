@@ -2,32 +2,14 @@
 
 import threading
 import time
-from typing import Any
 
 import pytest
 
 from rdt_e2e.errors import ProducerLostError
-from tests.stack.conftest import Stack
+from tests.live import Stack, hang_in_gather
 
 STALLED_GROUP = 2
 VICTIM = 1
-
-
-def hang_in_gather(victim: int, group_index: int) -> Any:
-    """A change that keeps one rank out of the collective of one group, for ever."""
-
-    def change(worker: Any) -> None:
-        gather = worker._shards.gather_group
-
-        def hang(group: Any) -> Any:
-            if group.index == group_index:
-                threading.Event().wait()
-            return gather(group)
-
-        if worker.producer_rank == victim:
-            worker._shards.gather_group = hang
-
-    return change
 
 
 def test_a_rank_killed_mid_gather_is_named_and_serving_does_not_resume(live: Stack) -> None:
