@@ -12,7 +12,7 @@ BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py
 SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
 
-.PHONY: help setup lock sync deploy down status test test-unit test-stack lint type fmt check clean
+.PHONY: help setup lock sync deploy down status doctor test test-unit test-stack lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG=local, ARGS="--iters 3"); deploys by itself
@@ -26,6 +26,9 @@ down: setup ## Stop the deployment
 
 status: setup ## Show the running deployment
 	@$(BIN)/rdt-e2e status
+
+doctor: setup ## Check this machine: image, node, GPU, RDMA, NIXL, Ray, vLLM, model files
+	@$(BIN)/rdt-e2e doctor --config $(CONFIG) $(ARGS)
 
 ##@ Test
 test: setup ## Unit tests, then the main job's path on the real Ray, NIXL and vLLM

@@ -113,6 +113,49 @@ def sync(
 
 
 @app.command()
+def doctor(
+    config: ConfigOption = "local",
+    settings: SetOption = None,
+    image: Annotated[
+        bool, typer.Option("--image", help="Only what an image build can answer.")
+    ] = False,
+    pair: Annotated[
+        bool, typer.Option("--pair", help="Also measure between the two nodes, through Ray.")
+    ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="GROUP", help="Only this group of checks; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print also what passed.")
+    ] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="ID", help="Explain one check, and run none.")
+    ] = None,
+) -> None:
+    """Check this machine before a run: image, limits, GPUs, RDMA, NIXL, Ray, vLLM, model files.
+
+    Changes nothing and needs no root. Exit status: 0 nothing failed (there may be warnings), 1 a check failed, 2 bad input.
+
+    \b
+    Examples:
+      rdt-e2e doctor
+      rdt-e2e doctor --config kimi-k2 --set cluster.address=10.0.0.1:6379 --pair
+      rdt-e2e doctor --image --json
+      rdt-e2e doctor --explain rdma.affinity
+    """
+    from rdt_e2e.doctor import run
+
+    if explain is not None:
+        typer.echo(run.explain(explain))
+        return
+    loaded = load_config(config, _overrides(settings))
+    options = run.Options(tuple(group or ()), image, pair, as_json, verbose)
+    raise typer.Exit(run.run_doctor(loaded, typer.get_text_stream("stdout"), options))
+
+
+@app.command()
 def deploy(config: ConfigOption = "local", settings: SetOption = None) -> None:
     """Start the deployment that `sync` then uses.
 

@@ -7,6 +7,7 @@ that of the driver before the first import; nothing else in the package sets one
 
 import math
 import os
+from pathlib import Path
 
 from rdt_e2e.config import Config
 
@@ -107,3 +108,22 @@ def _without_site_values(config: Config, variables: dict[str, str]) -> dict[str,
         for name, value in variables.items()
         if not (name in _SITE_VARIABLES and name in os.environ)
     }
+
+
+NET_DEVICES = "UCX_NET_DEVICES"
+"""The NICs that UCX may use, as `device:port,...`; read when a process's agent is built."""
+
+
+def use_net_devices(devices: str) -> None:
+    """Restrict UCX in this process alone; see `rdt_e2e.fabric.pinning` for why not node-wide."""
+    os.environ[NET_DEVICES] = devices
+
+
+def trace_ucx(log: Path) -> None:
+    """Have UCX write to a file, in this process alone, which build it is and which devices it uses.
+
+    UCX reads the variables when it is loaded; it says these things in its log and nowhere else.
+    """
+    os.environ.update(
+        {"UCX_LOG_FILE": str(log), "UCX_LOG_LEVEL": "info", "NIXL_LOG_LEVEL": "ERROR"}
+    )

@@ -90,12 +90,14 @@ class InferenceFleet:
 
     Attributes:
         replica: Which of the run's independent engines this is, from 0.
+        nics: What `pin_nic` chose, for the ranks of the first data-parallel rank; empty before init.
     """
 
     def __init__(self, engine: AsyncLLM, config: Config, replica: int = 0) -> None:
         self._engine = engine
         self._config = config
         self.replica = replica
+        self.nics: list[dict[str, Any]] = []
         self._who = "the inference fleet"
         if config.inference.num_replicas > 1:
             self._who = f"inference replica {replica}"
@@ -129,10 +131,17 @@ class InferenceFleet:
         return Generation(prompt, tuple(completion.token_ids), completion.text)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
-        """Bake the transfer plan on every worker and register its buffers; once per engine."""
+        """Choose NICs, bake the transfer plan and register buffers on every worker; once per engine.
+
+        Raises:
+            EngineError: A name does not bake, memory cannot be registered, or time is up.
+        """
+        timeout_s = self._config.sync.init_timeout_s
+        pinning = self._engine.collective_rpc("pin_nic")
+        self.nics = await self._bounded(pinning, "the choice of NICs", timeout_s)
         request = WeightTransferInitRequest(init_info=init_info)
         call = self._engine.init_weight_transfer_engine(request)
-        await self._bounded(call, "init and bake", self._config.sync.init_timeout_s)
+        await self._bounded(call, "init and bake", timeout_s)
 
     async def pause(self) -> None:
         """Stop generation, aborting what runs; requests wait until `resume`."""

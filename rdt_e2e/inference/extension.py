@@ -16,6 +16,7 @@ from vllm.model_executor.model_loader import get_model_loader
 
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.fabric.agent import num_registered
+from rdt_e2e.fabric.pinning import pin_nic as choose_nic
 from rdt_e2e.verify.slices import check_slices
 from rdt_e2e.verify.weights import check_same, fingerprints
 
@@ -27,6 +28,11 @@ class WeightCheck:
     model_runner: Any
     reload_weights: Any
     weight_transfer_engine: Any
+    device: Any
+
+    def pin_nic(self) -> dict[str, Any]:
+        """Choose this rank's NIC; only before the first transfer. See `NicChoice`."""
+        return dataclasses.asdict(choose_nic(self.device))
 
     def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
         """Compare the checksums of the last sync's pulls on both ends; see `Consumer.check_pulls`."""

@@ -141,6 +141,11 @@ async def _run(
         session = SyncSession(trainers, fleets, layout, config)
         with console.step("init and bake"):
             record.bake_s = await session.bake()
+        timeout_s = config.cluster.start_timeout_s
+        record.facts["nics"] = {
+            "trainer": trainers.call("nic_choice", timeout_s=timeout_s),
+            "inference": [nic for fleet in fleets for nic in fleet.nics],
+        }
         for iteration in range(1, config.sync.iters + 1):
             with console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
                 record.syncs.append(await _sync(session, console, record))
@@ -148,7 +153,7 @@ async def _run(
                 await _check_text(session.replicas, config, console, record, reference, when)
                 await _check_weights(session.replicas, config, console, root)
         record.facts["memory"] = {
-            "trainer": trainers.call("memory", timeout_s=config.cluster.start_timeout_s),
+            "trainer": trainers.call("memory", timeout_s=timeout_s),
             "inference": [await fleet.transfer_memory() for fleet in session.replicas],
         }
     verified = reference is not None or config.verify.weights != "none"

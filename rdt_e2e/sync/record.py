@@ -119,6 +119,7 @@ class RunRecord:
             f"fleets    {self.config.trainer.num_ranks} trainer ranks -> "
             f"{self.config.num_consumers} consumers ({self.config.trainer.device})"
         )
+        lines += self._nic_lines()
         lines += self._timing_lines()
         lines += self._memory_lines()
         lines += self._text_lines()
@@ -144,6 +145,14 @@ class RunRecord:
                 f"{of} ({steps}); {syncs[0].num_bytes / 1e6:.1f} MB pulled"
             )
         return lines
+
+    def _nic_lines(self) -> list[str]:
+        """NICs in use where any were chosen; without RDMA there is nothing to say."""
+        return [
+            f"nics      {side}: " + ", ".join(nic["net_devices"] or "UCX chooses" for nic in nics)
+            for side, nics in self.facts.get("nics", {}).items()
+            if any(nic["net_devices"] for nic in nics)
+        ]
 
     def _memory_lines(self) -> list[str]:
         """The fullest trainer rank, as the run found it and as `rdt-e2e plan` predicted it."""

@@ -2,6 +2,7 @@
 
 import gc
 import socket
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.layout import build_layout
 from rdt_e2e.config import Config
 from rdt_e2e.fabric.agent import num_registered, start_agent
+from rdt_e2e.fabric.pinning import pin_nic
 from rdt_e2e.trainer.producer import ProducerMixin
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 
@@ -34,8 +36,14 @@ class TrainerWorker(ProducerMixin):
         if config.trainer.device == "cuda":
             torch.cuda.set_device(0)  # Ray shows each actor its own GPU only.
         self.device = torch.device(config.trainer.device)
+        # Before the agent exists: UCX reads its devices then, and never again.
+        self.nic = pin_nic(self.device)
         self._agent_probe = start_agent(self.device)
         self._identity: str | None = None
+
+    def nic_choice(self) -> dict[str, Any]:
+        """Which NIC this rank's agent uses, and why; see `NicChoice`."""
+        return asdict(self.nic)
 
     def node_address(self) -> str:
         """IP address of the node this rank runs on."""

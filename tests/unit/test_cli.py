@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rdt_e2e import __version__, cli
 from rdt_e2e.errors import ProducerLostError, TextMismatchError
 
-VERBS = ("sync", "deploy", "down", "status", "plan", "mini-kimi", "config")
+VERBS = ("sync", "doctor", "deploy", "down", "status", "plan", "mini-kimi", "config")
 
 
 @pytest.fixture
@@ -64,6 +64,7 @@ def test_help_lists_every_verb(run):
         ["sync", "--help"],
         ["config"],
         ["plan", "--model", "mini-kimi", "--trainers", "2", "--inference", "2"],
+        ["doctor", "--group", "node"],
     ],
 )
 def test_help_loads_no_heavy_library(arguments):
@@ -88,6 +89,32 @@ def test_unknown_verb(run):
     code, _, err = run("syncs")
     assert code == 2
     assert "syncs" in err
+
+
+def test_doctor_explains_a_check(run):
+    code, out, _ = run("doctor", "--explain", "nixl.ucx-tls")
+    assert code == 0
+    assert out.startswith("nixl.ucx-tls: ")
+    code, _, err = run("doctor", "--explain", "nixl.nothing")
+    assert code == 2
+    assert err.startswith("rdt-e2e: error: command line: there is no check 'nixl.nothing'")
+
+
+def test_doctor_hands_its_options_on(run, monkeypatch):
+    from rdt_e2e.doctor import run as verb
+
+    seen = []
+
+    def run_doctor(config, stream, options):
+        seen.append((config.sync.iters, options))
+        return 1
+
+    monkeypatch.setattr(verb, "run_doctor", run_doctor)
+    code, _, _ = run(
+        "doctor", "--group", "rdma", "--group", "gpu", "--pair", "--json", "--set", "sync.iters=7"
+    )
+    assert code == 1
+    assert seen == [(7, verb.Options(("rdma", "gpu"), with_pair=True, as_json=True))]
 
 
 def test_sync_returns_the_exit_code_of_the_run(run, fakes):

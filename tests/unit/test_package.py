@@ -19,7 +19,14 @@ MAX_LINES = 400
 MAY_IMPORT = {
     "vllm": ("inference/",),
     "nixl": ("fabric/",),
-    "ray": ("fabric/", "trainer/", "inference/", "cluster/", "sync/driver.py"),
+    "ray": (
+        "fabric/",
+        "trainer/",
+        "inference/",
+        "cluster/",
+        "sync/driver.py",
+        "doctor/pair.py",
+    ),
     "transformers": ("mini_kimi/", "inference/"),
 }
 """Library to the parts of the package that may import it; a part is a folder or a file."""
@@ -29,8 +36,13 @@ NO_TORCH = (
     "cli.py",
     "config.py",
     "console.py",
+    "doctor/context.py",
+    "doctor/registry.py",
+    "doctor/run.py",
     "environment.py",
     "errors.py",
+    "fabric/devices.py",
+    "fabric/topology.py",
     "sizing/",
 )
 """Parts that must answer without torch."""
