@@ -12,11 +12,14 @@ BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py
 SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
 
-.PHONY: help setup lock sync deploy down status doctor test test-unit test-stack lint type fmt check clean
+.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG=local, ARGS="--iters 3"); deploys by itself
 	@$(BIN)/rdt-e2e sync --config $(CONFIG) $(ARGS)
+
+bench: setup ## Measure a sync against the hardware and vLLM's backends (CONFIG, ARGS="--layers 24")
+	@$(BIN)/rdt-e2e bench --config $(CONFIG) $(ARGS)
 
 deploy: setup ## Start the deployment that `make sync` then uses
 	@$(BIN)/rdt-e2e deploy --config $(CONFIG) $(ARGS)

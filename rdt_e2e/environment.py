@@ -100,6 +100,17 @@ def apply_environment(config: Config) -> None:
     os.environ.update(process_environment(config))
 
 
+def peer_environment(row: str) -> None:
+    """Put what a benchmark's peer row needs into this process, after `apply_environment`.
+
+    Args:
+        row: Name of the row.
+    """
+    if row == "peer-ipc":
+        # Its memory handles travel as pickles, which vLLM's workers otherwise refuse.
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+
+
 def _without_site_values(config: Config, variables: dict[str, str]) -> dict[str, str]:
     if config.cluster.target == "local":
         return variables

@@ -36,13 +36,26 @@ class Generation:
     text: str
 
 
-def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEngineArgs:
+WORKER_EXTENSION = "rdt_e2e.inference.extension.WeightCheck"
+"""Class whose methods every vLLM worker gets."""
+
+
+def engine_arguments(
+    config: Config,
+    model: Path,
+    node_address: str,
+    *,
+    backend: str = WEIGHT_BACKEND,
+    extension: str = WORKER_EXTENSION,
+) -> AsyncEngineArgs:
     """Build vLLM's arguments for this run.
 
     Args:
         config: The run's configuration.
         model: Checkpoint folder; its weights are not read (`load_format="dummy"`).
         node_address: IP address of the node that is to hold the fleet.
+        backend: vLLM's weight transfer backend; another one only to compare with.
+        extension: Worker extension class; one that adds to the default.
     """
     inference = config.inference
     return AsyncEngineArgs(
@@ -61,8 +74,8 @@ def engine_arguments(config: Config, model: Path, node_address: str) -> AsyncEng
         **_data_parallel(inference.data_parallel, node_address),
         enable_expert_parallel=inference.expert_parallel,
         distributed_executor_backend="ray",
-        weight_transfer_config=WeightTransferConfig(backend=WEIGHT_BACKEND),
-        worker_extension_cls="rdt_e2e.inference.extension.WeightCheck",
+        weight_transfer_config=WeightTransferConfig(backend=backend),
+        worker_extension_cls=extension,
         # A prefix cached under the old weights must not answer under the new ones.
         enable_prefix_caching=False,
         enable_log_requests=False,
@@ -137,8 +150,7 @@ class InferenceFleet:
             EngineError: A name does not bake, memory cannot be registered, or time is up.
         """
         timeout_s = self._config.sync.init_timeout_s
-        pinning = self._engine.collective_rpc("pin_nic")
-        self.nics = await self._bounded(pinning, "the choice of NICs", timeout_s)
+        self.nics = await self.call_workers("pin_nic", timeout_s=timeout_s)
         request = WeightTransferInitRequest(init_info=init_info)
         call = self._engine.init_weight_transfer_engine(request)
         await self._bounded(call, "init and bake", timeout_s)
@@ -160,9 +172,14 @@ class InferenceFleet:
             self._engine.start_weight_update(), "start", self._config.sync.sync_timeout_s
         )
 
-    async def update(self) -> None:
-        """Pull the whole checkpoint on every worker; returns when all pulls have landed."""
-        call = self._engine.update_weights(WeightTransferUpdateRequest(update_info={}))
+    async def update(self, update_info: dict[str, Any] | None = None) -> None:
+        """Pull the whole checkpoint on every worker; returns when all pulls have landed.
+
+        Args:
+            update_info: What another backend than ours sends along; ours sends nothing.
+        """
+        info = {} if update_info is None else update_info
+        call = self._engine.update_weights(WeightTransferUpdateRequest(update_info=info))
         await self._bounded(call, "update", self._config.sync.sync_timeout_s)
 
     async def finish_sync(self, weight_version: str) -> None:
@@ -202,15 +219,26 @@ class InferenceFleet:
 
     async def abandon(self) -> None:
         """End an update that failed elsewhere, so that the next `start_sync` is accepted."""
-        call = self._engine.collective_rpc("abandon_update")
-        await self._bounded(call, "abandoning an update", self._config.sync.sync_timeout_s)
+        await self.call_workers("abandon_update", timeout_s=self._config.sync.sync_timeout_s)
 
     async def transfer_memory(self) -> dict[str, Any]:
-        """What the first rank of each data-parallel rank 0 holds for the transfer."""
-        call = self._engine.collective_rpc("transfer_memory")
-        found = await self._bounded(call, "memory", self._config.sync.sync_timeout_s)
+        """What the first rank holds for the transfer."""
+        timeout_s = self._config.sync.sync_timeout_s
+        found = await self.call_workers("transfer_memory", timeout_s=timeout_s)
         first: dict[str, Any] = found[0]
         return first
+
+    async def call_workers(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Call a method of the worker extension on every worker.
+
+        Returns:
+            Results of the workers of the first data-parallel rank; vLLM drops the others.
+
+        Raises:
+            EngineError: It failed, or did not return in time.
+        """
+        call = self._engine.collective_rpc(method, args=args)
+        return list(await self._bounded(call, method, timeout_s))
 
     async def _check(self, method: str, argument: Any, what: str) -> None:
         call = self._engine.collective_rpc(method, args=(argument,))
@@ -237,7 +265,13 @@ class InferenceFleet:
 
 @contextlib.asynccontextmanager
 async def inference_fleet(
-    config: Config, model: Path, node_address: str, replica: int = 0
+    config: Config,
+    model: Path,
+    node_address: str,
+    replica: int = 0,
+    *,
+    backend: str = WEIGHT_BACKEND,
+    extension: str = WORKER_EXTENSION,
 ) -> AsyncIterator[InferenceFleet]:
     """Start one engine for the length of a block, and shut it down at its end.
 
@@ -246,11 +280,13 @@ async def inference_fleet(
         model: Checkpoint folder.
         node_address: IP address of the node that is to hold it.
         replica: Which of the run's independent engines this is.
+        backend: As in `engine_arguments`.
+        extension: As in `engine_arguments`.
 
     Raises:
         EngineError: The engine did not start, or not in time.
     """
-    arguments = engine_arguments(config, model, node_address)
+    arguments = engine_arguments(config, model, node_address, backend=backend, extension=extension)
     with contextlib.ExitStack() as stack:
         placement = None
         if config.inference.data_parallel == 1:

@@ -7,14 +7,16 @@ Source: `worker_extension_cls` of vLLM's engine arguments (0.32.0).
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from vllm.model_executor.model_loader import get_model_loader
 
 from rdt_e2e.checkpoint.index import read_index
+from rdt_e2e.checkpoint.synthetic import is_synthetic, named_tensors
 from rdt_e2e.fabric.agent import num_registered
 from rdt_e2e.fabric.pinning import pin_nic as choose_nic
 from rdt_e2e.verify.slices import check_slices
@@ -28,7 +30,7 @@ class WeightCheck:
     model_runner: Any
     reload_weights: Any
     weight_transfer_engine: Any
-    device: Any
+    device: torch.device
 
     def pin_nic(self) -> dict[str, Any]:
         """Choose this rank's NIC; only before the first transfer. See `NicChoice`."""
@@ -62,15 +64,24 @@ class WeightCheck:
         """
         model = self.model_runner.get_model()
         synced = fingerprints(model)
+        self.reload_weights(weights_iterator=self._checkpoint_tensors(root))
+        loaded = fingerprints(model)
+        check_same(synced, loaded, self._who())
+        return len(loaded)
+
+    def _checkpoint_tensors(self, root: str) -> Iterable[tuple[str, torch.Tensor]]:
+        """Every tensor of a checkpoint: as vLLM's loader reads it, or made anew if it is synthetic."""
+        if is_synthetic(Path(root)):
+            return named_tensors(read_index(Path(root)), self.device)
         model_config = copy.copy(self.vllm_config.model_config)
         model_config.model = root
         loader: Any = get_model_loader(
             dataclasses.replace(self.vllm_config.load_config, load_format="auto")
         )
-        self.reload_weights(weights_iterator=loader.get_all_weights(model_config, model))
-        loaded = fingerprints(model)
-        check_same(synced, loaded, self._who())
-        return len(loaded)
+        tensors: Iterable[tuple[str, torch.Tensor]] = loader.get_all_weights(
+            model_config, self.model_runner.get_model()
+        )
+        return tensors
 
     def abandon_update(self) -> None:
         """Leave an update that another rank failed, so that the next one may start.

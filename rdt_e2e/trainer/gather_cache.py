@@ -53,7 +53,6 @@ class GatherCache:
         self._error: str | None = None
         self._last_progress = clock()
         self.max_resident_groups = 0
-        self.max_resident_bytes = 0
 
     def begin(self, num_consumers: int) -> None:
         """Reset for a new sync in which `num_consumers` consumers take part.
@@ -68,8 +67,13 @@ class GatherCache:
             self._num_consumers = num_consumers
             self._error = None
             self.max_resident_groups = 0
-            self.max_resident_bytes = 0
             self._progressed()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the gathered tensors held now."""
+        with self._changed:
+            return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def wait_for_room(self, group: GatherGroup) -> None:
         """Block until `group` may be gathered without exceeding the resident limit.
@@ -102,8 +106,6 @@ class GatherCache:
             self._published.add(group.index)
             resident = len(self._published - self._freed)
             self.max_resident_groups = max(self.max_resident_groups, resident)
-            num_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
-            self.max_resident_bytes = max(self.max_resident_bytes, num_bytes)
             self._free_if_done(group.index)
             self._progressed()
 

@@ -41,7 +41,7 @@ class ServeCounters:
     """Time the gather loop spent in collectives."""
     max_resident_groups: int = 0
     max_resident_bytes: int = 0
-    """Most bytes of gathered tensors held at once, over all groups."""
+    """Most bytes of gathered tensors held at once, those being gathered included."""
 
 
 class ProducerMixin:
@@ -141,11 +141,11 @@ class ProducerMixin:
                 raise failure
             self._cache.wait_all_freed()
         self._counters.max_resident_groups = self._cache.max_resident_groups
-        self._counters.max_resident_bytes = self._cache.max_resident_bytes
         return asdict(self._counters)
 
     def _gather(self, group: GatherGroup) -> dict[str, torch.Tensor]:
         started = time.perf_counter()
+        resident_bytes = self._cache.resident_bytes
         try:
             tensors = self._shards.gather_group(group)
             if self._device.type == "cuda":
@@ -157,6 +157,8 @@ class ProducerMixin:
             self._cache.fail(self._broken)
             raise GatherError(f"producer {self.producer_rank}: {self._broken}") from error
         self._counters.gather_s += time.perf_counter() - started
+        resident_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        self._counters.max_resident_bytes = max(self._counters.max_resident_bytes, resident_bytes)
         return tensors
 
     def pull_sums(self) -> list[tuple[int, int, int]]:

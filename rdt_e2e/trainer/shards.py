@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from rdt_e2e.checkpoint.index import CheckpointIndex
 from rdt_e2e.checkpoint.layout import CheckpointLayout, GatherGroup, HeldTensor, shard_rows
 from rdt_e2e.checkpoint.naming import summarize
-from rdt_e2e.checkpoint.stream import ShardReader
+from rdt_e2e.checkpoint.synthetic import open_rows
 from rdt_e2e.errors import CheckpointError, PlanError
 
 # torch 2.13 renamed it; CUDA hosts may still have an older torch, which vLLM's stable ABI allows.
@@ -74,7 +74,7 @@ class ShardedCheckpoint:
         """
         self._check_same(index)
         total = 0
-        with ShardReader(index) as reader:
+        with open_rows(index) as reader:
             for key, held in self.layout.held.items():
                 start, stop = self._rows(held)
                 if start < stop:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rdt_e2e import __version__, cli
 from rdt_e2e.errors import ProducerLostError, TextMismatchError
 
-VERBS = ("sync", "doctor", "deploy", "down", "status", "plan", "mini-kimi", "config")
+VERBS = ("sync", "bench", "doctor", "deploy", "down", "status", "plan", "mini-kimi", "config")
 
 
 @pytest.fixture
@@ -248,3 +248,28 @@ def test_mini_kimi_prints_the_folder_alone(run, fakes, tmp_path):
     code, _, err = run("mini-kimi", "--variant", "v3")
     assert code == 2
     assert "must be 'v1' or 'v2'" in err
+
+
+def test_bench_passes_its_options_on(run, monkeypatch, tmp_path):
+    from rdt_e2e.bench import run as bench
+
+    seen = []
+
+    def run_bench(*given):
+        seen.append(given)
+        return 3
+
+    monkeypatch.setattr(bench, "run_bench", run_bench)
+    file = tmp_path / "bench.json"
+    arguments = ["--layers", "3", "--repeats", "2", "--rows", "limit, ours", "--json", str(file)]
+    assert run("bench", *arguments, "--set", "sync.num_buffers=3")[0] == 3
+    options, _, report = seen[0]
+    assert (options.layers, options.repeats, options.rows) == (3, 2, ("limit", "ours"))
+    assert options.settings == {"sync.num_buffers": "3"}
+    assert report == file
+
+
+def test_bench_refuses_an_unknown_row(run):
+    code, _, err = run("bench", "--rows", "ours,peer-http")
+    assert code == 2
+    assert "peer-http" in err

@@ -17,7 +17,7 @@ MODULES = sorted((ROOT / "rdt_e2e").rglob("*.py"))
 MAX_LINES = 400
 
 MAY_IMPORT = {
-    "vllm": ("inference/",),
+    "vllm": ("inference/", "bench/peer_trainer.py", "bench/nccl_symbols.py"),
     "nixl": ("fabric/",),
     "ray": (
         "fabric/",
@@ -26,6 +26,7 @@ MAY_IMPORT = {
         "cluster/",
         "sync/driver.py",
         "doctor/pair.py",
+        "bench/",
     ),
     "transformers": ("mini_kimi/", "inference/"),
 }
@@ -33,7 +34,7 @@ MAY_IMPORT = {
 
 NO_TORCH = (
     "checkpoint/index.py",
-    "cli.py",
+    "cli/",
     "config.py",
     "console.py",
     "doctor/context.py",

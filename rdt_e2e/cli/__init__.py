@@ -1,0 +1,15 @@
+"""The `rdt-e2e` program: read the command line, build the configuration, call one function.
+
+What a verb needs is imported inside it, so that `--help` and a misspelt key answer at once, without
+loading torch, Ray or vLLM.
+"""
+
+from rdt_e2e.cli import examine, run, settings
+from rdt_e2e.cli.program import app
+
+__all__ = ["app", "examine", "main", "run", "settings"]
+
+
+def main() -> None:
+    """Run the program; the entry point of the `rdt-e2e` command."""
+    app()

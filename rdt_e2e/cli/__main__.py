@@ -1,0 +1,5 @@
+"""`python -m rdt_e2e.cli`, where the command is not installed."""
+
+from rdt_e2e.cli import main
+
+main()

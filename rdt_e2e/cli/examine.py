@@ -1,0 +1,166 @@
+"""Verbs that look before or beside a run: what it needs, what the machine has, how fast it is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rdt_e2e.cli.program import ConfigOption, SetOption, app, read_overrides
+from rdt_e2e.config import load_config
+from rdt_e2e.console import Console
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="NAME|DIR|ID", help="Known model, folder or hub id."),
+    ] = None,
+    trainers: Annotated[
+        int | None, typer.Option("--trainers", metavar="N", help="Trainer ranks.")
+    ] = None,
+    inference: Annotated[
+        int | None, typer.Option("--inference", metavar="N", help="Inference ranks.")
+    ] = None,
+    dp: Annotated[
+        int | None, typer.Option("--dp", metavar="N", help="Data-parallel engine ranks.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", metavar="N", help="Tensor-parallel ranks in each.")
+    ] = None,
+    ep: Annotated[
+        bool | None, typer.Option("--ep/--no-ep", help="Experts whole on one rank each, or cut.")
+    ] = None,
+    gather: Annotated[
+        str | None, typer.Option("--gather", metavar="owner|full", help="See trainer.gather.")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="CLASS", help="GPU of both sides, such as h200.")
+    ] = "b200",
+    nic_gbps: Annotated[
+        float, typer.Option("--nic-gbps", metavar="RATE", help="Gbit/s of the NIC of each GPU.")
+    ] = 400,
+    max_chunk_bytes: Annotated[
+        int | None, typer.Option("--max-chunk-bytes", metavar="N", help="Limit on one pull.")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", metavar="NAME|FILE", help="Take the rest from a profile."),
+    ] = None,
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
+) -> None:
+    """Say what a sync needs before it runs: bytes, pulls, memory of each rank, seconds.
+
+    Reads config.json and safetensors headers only; some models are known without any file.
+    Exit status 1 when it does not fit, with what would.
+
+    \b
+    Examples:
+      rdt-e2e plan --model kimi-k2 --trainers 8 --inference 8 --gpu h200
+      rdt-e2e plan --config kimi-k2 --nic-gbps 800
+      rdt-e2e plan --model ./checkpoint --trainers 2 --inference 4 --tp 2 --json
+    """
+    from rdt_e2e.sizing.command import PlanOptions, run_plan
+
+    options = PlanOptions(
+        model=model,
+        trainers=trainers,
+        inference=inference,
+        data_parallel=dp,
+        tensor_parallel=tp,
+        expert_parallel=ep,
+        gather=gather,
+        gpu=gpu,
+        nic_gbps=nic_gbps,
+        max_chunk_bytes=max_chunk_bytes,
+        profile=config,
+        overrides=read_overrides(settings),
+    )
+    raise typer.Exit(run_plan(options, typer.get_text_stream("stdout"), as_json_text=as_json))
+
+
+@app.command()
+def doctor(
+    config: ConfigOption = "local",
+    settings: SetOption = None,
+    image: Annotated[
+        bool, typer.Option("--image", help="Only what an image build can answer.")
+    ] = False,
+    pair: Annotated[
+        bool, typer.Option("--pair", help="Also measure between the two nodes, through Ray.")
+    ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="GROUP", help="Only this group of checks; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print also what passed.")
+    ] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="ID", help="Explain one check, and run none.")
+    ] = None,
+) -> None:
+    """Check this machine before a run: image, limits, GPUs, RDMA, NIXL, Ray, vLLM, model files.
+
+    Changes nothing and needs no root. Exit status: 0 nothing failed (there may be warnings), 1 a check failed, 2 bad input.
+
+    \b
+    Examples:
+      rdt-e2e doctor
+      rdt-e2e doctor --config kimi-k2 --set cluster.address=10.0.0.1:6379 --pair
+      rdt-e2e doctor --image --json
+      rdt-e2e doctor --explain rdma.affinity
+    """
+    from rdt_e2e.doctor import run
+
+    if explain is not None:
+        typer.echo(run.explain(explain))
+        return
+    loaded = load_config(config, read_overrides(settings))
+    options = run.Options(tuple(group or ()), image, pair, as_json, verbose)
+    raise typer.Exit(run.run_doctor(loaded, typer.get_text_stream("stdout"), options))
+
+
+@app.command()
+def bench(
+    config: ConfigOption = "local",
+    layers: Annotated[
+        int, typer.Option("--layers", metavar="N", help="Decoder layers of the slice.")
+    ] = 4,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="R", help="Warm repetitions of each row.")
+    ] = 5,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="K", help="Times the rows take turns.")
+    ] = 1,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", metavar="ROW,ROW", help="Rows to measure (default: all)."),
+    ] = None,
+    row_timeout: Annotated[
+        float,
+        typer.Option("--row-timeout", metavar="S", help="Longest time of one row, in seconds."),
+    ] = 600,
+    report: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything there as JSON.")
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Measure a sync against the hardware's limit and against vLLM's own backends.
+
+    On a slice of Kimi K2 with computed weights: real widths with device cuda, tiny ones with cpu. A row that fails is shown as n/a and the others still run.
+
+    \b
+    Examples:
+      rdt-e2e bench --config h200x2 --layers 24 --json bench.json
+      rdt-e2e bench --rows limit,ours --repeats 3
+    """
+    from rdt_e2e.bench.run import DEFAULT_ROWS, BenchOptions, run_bench
+
+    names = DEFAULT_ROWS if rows is None else tuple(row.strip() for row in rows.split(","))
+    options = BenchOptions(
+        config, read_overrides(settings), layers, repeats, rounds, names, row_timeout
+    )
+    raise typer.Exit(run_bench(options, Console(), report))

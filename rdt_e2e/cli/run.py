@@ -1,0 +1,91 @@
+"""Verbs that run the job: the sync, and the deployment it runs on."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from rdt_e2e.cli.program import ConfigOption, SetOption, app, load
+from rdt_e2e.console import Console
+
+EXIT_NOT_RUNNING = 1
+
+
+@app.command()
+def sync(
+    config: ConfigOption = "local",
+    iters: Annotated[
+        int | None, typer.Option("--iters", metavar="N", help="Syncs to run (sync.iters).")
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Run the main job and give the verdict.
+
+    Text before, the syncs, text after each of them, compared with the reference. Uses the deployment that is up, or deploys by itself and stops that again.
+
+    \b
+    Examples:
+      rdt-e2e sync
+      rdt-e2e sync --iters 5
+      rdt-e2e sync --config my.yaml --set trainer.lookahead=2 --set verify.max_tokens=8
+    """
+    loaded = load(config, settings, iters)
+    from rdt_e2e.sync.driver import run_sync
+
+    raise typer.Exit(run_sync(loaded, Console()).exit_code)
+
+
+@app.command()
+def deploy(config: ConfigOption = "local", settings: SetOption = None) -> None:
+    """Start the deployment that `sync` then uses.
+
+    \b
+    Examples:
+      rdt-e2e deploy
+      rdt-e2e deploy --set cluster.cpus_per_node=16
+    """
+    loaded = load(config, settings)
+    from rdt_e2e.cluster import local
+
+    local.deploy(loaded, Console())
+
+
+@app.command()
+def down(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also one that a running sync started for itself.")
+    ] = False,
+) -> None:
+    """Stop the deployment and all it started.
+
+    \b
+    Examples:
+      rdt-e2e down
+      rdt-e2e down --force
+    """
+    from rdt_e2e.cluster import local
+
+    console = Console()
+    if not local.down(console, force=force):
+        console.info("nothing was running")
+
+
+@app.command()
+def status() -> None:
+    """Print the running deployment as JSON.
+
+    Exit status 1 when there is none.
+
+    \b
+    Examples:
+      rdt-e2e status
+      rdt-e2e status >/dev/null || rdt-e2e deploy
+    """
+    from rdt_e2e.cluster import local
+
+    running = local.status()
+    if running is None:
+        typer.echo("nothing is running; `rdt-e2e deploy` starts a deployment", err=True)
+        raise typer.Exit(EXIT_NOT_RUNNING)
+    typer.echo(json.dumps(dataclasses.asdict(running), indent=2))
