@@ -12,7 +12,7 @@ BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py
 SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
 
-.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack lint type fmt check clean
+.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack test-long lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG=local, ARGS="--iters 3"); deploys by itself
@@ -35,13 +35,16 @@ doctor: setup ## Check this machine: image, node, GPU, RDMA, NIXL, Ray, vLLM, mo
 
 ##@ Test
 test: setup ## Unit tests, then the main job's path on the real Ray, NIXL and vLLM
-	$(BIN)/pytest -m "not containers and not gpu and not gpu2 and not cluster" $(ARGS)
+	$(BIN)/pytest -m "not long and not containers and not gpu and not gpu2 and not cluster" $(ARGS)
 
 test-unit: setup ## Unit tests alone
 	$(BIN)/pytest tests/unit $(ARGS)
 
 test-stack: setup ## The real-stack tests alone
 	$(BIN)/pytest -m stack $(ARGS)
+
+test-long: setup ## Fleets of other shapes, injected faults, a short soak; writes docs/reliability.md's table
+	$(BIN)/pytest -m long --fault-table docs/reliability.md $(ARGS)
 
 ##@ Develop
 setup: ## Make .venv hold the lock file of TARGET (cpu or cuda) and this package

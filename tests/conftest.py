@@ -8,6 +8,9 @@ import pytest
 from hypothesis import settings
 
 from tests import markers
+from tests.fault_table import fault_table
+
+__all__ = ["fault_table"]
 
 # A case that is slow on a busy machine is not a failure.
 settings.register_profile("rdt_e2e", deadline=None)
@@ -26,6 +29,11 @@ def restored_environment() -> Iterator[None]:
     for name in set(os.environ) - set(before):
         del os.environ[name]
     os.environ.update(before)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that says where the fault table goes."""
+    parser.addoption("--fault-table", metavar="FILE", help="document to write the fault table into")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-FOLDER_MARKS = ("stack", "containers", "gpu", "gpu2", "cluster")
+FOLDER_MARKS = ("stack", "long", "containers", "gpu", "gpu2", "cluster")
 """A test under `tests/<mark>/` carries that mark; pyproject.toml says what each means."""
 
 NUM_GPUS = {"gpu": 1, "gpu2": 2}

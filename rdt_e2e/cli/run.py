@@ -37,6 +37,25 @@ def sync(
 
 
 @app.command()
+def soak(
+    config: ConfigOption = "local",
+    syncs: Annotated[int, typer.Option("--syncs", metavar="N", help="Syncs to run.")] = 200,
+    settings: SetOption = None,
+) -> None:
+    """Run many syncs, check each, and report what grows: memory, open files, registrations.
+
+    \b
+    Examples:
+      rdt-e2e soak
+      rdt-e2e soak --syncs 500 --set verify.weights=none
+    """
+    loaded = load(config, settings)
+    from rdt_e2e.sync.driver import run_soak
+
+    raise typer.Exit(run_soak(loaded, Console(), syncs).exit_code)
+
+
+@app.command()
 def deploy(config: ConfigOption = "local", settings: SetOption = None) -> None:
     """Start the deployment that `sync` then uses.
 
@@ -53,20 +72,31 @@ def deploy(config: ConfigOption = "local", settings: SetOption = None) -> None:
 
 @app.command()
 def down(
+    config: ConfigOption = "local",
+    settings: SetOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also one that a running sync started for itself.")
     ] = False,
 ) -> None:
     """Stop the deployment and all it started.
 
+    On a cluster of your own (cluster.target=ray), end the trainer ranks that runs left there.
+
     \b
     Examples:
       rdt-e2e down
       rdt-e2e down --force
+      rdt-e2e down --config kimi-k2 --set cluster.address=10.0.0.1:6379
     """
+    loaded = load(config, settings)
+    console = Console()
+    if loaded.cluster.target == "ray":
+        from rdt_e2e.sync.driver import release_trainers
+
+        release_trainers(loaded, console)
+        return
     from rdt_e2e.cluster import local
 
-    console = Console()
     if not local.down(console, force=force):
         console.info("nothing was running")
 

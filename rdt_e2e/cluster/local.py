@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -99,7 +99,7 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
             running cluster is smaller than this configuration needs.
     """
     gpus = (config.trainer.num_ranks, config.num_consumers)
-    running = status()
+    running = status() or _with_lost_nodes(config, console)
     if running is not None:
         if running.owned_elsewhere:
             raise EnvironmentCheckError(
@@ -114,7 +114,7 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
             )
         console.info(f"local cluster at {running.address} is up already")
         return running
-    down(console)  # What is left of a cluster that lost a node.
+    down(console)  # What is left of a cluster that lost its head.
     folder = Path(tempfile.mkdtemp(prefix="rdt-e2e-"))
     token = folder / "token"
     token.touch(mode=0o600)
@@ -124,10 +124,7 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
     try:
         for role, arguments in _node_arguments(config, port, gpus).items():
             process = _start_node(role, arguments, folder, _node_environment(config, state))
-            identity = (process.pid, psutil.Process(process.pid).create_time())
-            state = ClusterState(
-                state.address, (*state.processes, identity), state.folder, owner, gpus
-            )
+            state = replace(state, processes=(*state.processes, _identity(process)))
             _write_state(state)
             if role == "trainer":
                 _wait_for_port(process, state, config.cluster.start_timeout_s)
@@ -135,6 +132,30 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
         _stop(state)
         raise
     console.info(f"local cluster at {state.address}: {len(state.processes)} nodes started")
+    return state
+
+
+def _with_lost_nodes(config: Config, console: Console) -> ClusterState | None:
+    """Start again the nodes that a living head has lost; what lives there stays.
+
+    Returns:
+        The whole cluster, or None if the head is gone as well.
+    """
+    state = _read_state()
+    if state is None or not state.processes or not _process(*state.processes[0]):
+        return None
+    port = int(state.address.rpartition(":")[2])
+    processes = list(state.processes)
+    roles = _node_arguments(config, port, state.gpus)
+    for position, (role, arguments) in enumerate(roles.items()):
+        if position < len(processes) and _process(*processes[position]):
+            continue
+        folder = Path(state.folder)
+        process = _start_node(role, arguments, folder, _node_environment(config, state))
+        processes[position:] = [_identity(process), *processes[position + 1 :]]
+        console.info(f"local cluster at {state.address}: the {role} node was gone, started again")
+    state = replace(state, processes=tuple(processes))
+    _write_state(state)
     return state
 
 
@@ -198,6 +219,10 @@ def _node_arguments(
             *common,
         ],
     }
+
+
+def _identity(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    return process.pid, psutil.Process(process.pid).create_time()
 
 
 def _addressed(address: str) -> list[str]:

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from vllm.model_executor.model_loader import get_model_loader
 
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.synthetic import is_synthetic, named_tensors
-from rdt_e2e.fabric.agent import num_registered
 from rdt_e2e.fabric.pinning import pin_nic as choose_nic
+from rdt_e2e.fabric.process import process_figures
 from rdt_e2e.verify.slices import check_slices
 from rdt_e2e.verify.weights import check_same, fingerprints
 
@@ -92,13 +91,8 @@ class WeightCheck:
 
     def transfer_memory(self) -> dict[str, Any]:
         """Bytes this rank holds for the transfer, and what the process as a whole has open."""
-        process = psutil.Process()
-        return {
-            "receive_ring_bytes": self.weight_transfer_engine.receive_ring_bytes,
-            "num_registered": num_registered(),
-            "rss_bytes": process.memory_info().rss,
-            "num_fds": process.num_fds(),
-        }
+        ring_bytes: int = self.weight_transfer_engine.receive_ring_bytes
+        return {"receive_ring_bytes": ring_bytes, **process_figures()}
 
     def _who(self) -> str:
         parallel = self.vllm_config.parallel_config

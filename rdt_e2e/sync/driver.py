@@ -1,6 +1,6 @@
-"""The whole run: both fleets up, text before, syncs, text after, verdict.
+"""The whole run: both fleets up, text before, a job of syncs, verdict.
 
-Read `_run` for the order of things, and `session.py` for one sync.
+Read `_live` for the order of things, `job.py` for what is done then, and `session.py` for one sync.
 """
 
 import asyncio
@@ -9,10 +9,9 @@ import gc
 import importlib
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -23,15 +22,14 @@ from rdt_e2e.cluster.placement import choose_nodes
 from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import EngineError, RdtE2EError, VerificationError
+from rdt_e2e.errors import RdtE2EError, VerificationError
 from rdt_e2e.sizing.memory import predict_memory
-from rdt_e2e.sync.record import RunRecord, SyncTiming, open_run
+from rdt_e2e.sync.job import Job, LiveRun, check_text, memory, sync_job
+from rdt_e2e.sync.record import RunRecord, open_run
 from rdt_e2e.sync.session import SyncSession
+from rdt_e2e.sync.soak import soak_job
 from rdt_e2e.trainer.fleet import TrainerFleet
-from rdt_e2e.verify.text import Reference, check_differs, check_equal, read_reference
-
-if TYPE_CHECKING:
-    from rdt_e2e.inference.engine import InferenceFleet
+from rdt_e2e.verify.text import Reference, read_reference
 
 NUM_STEPS = 6
 
@@ -55,13 +53,25 @@ class SyncOutcome:
 
 
 def run_sync(config: Config, console: Console) -> SyncOutcome:
-    """Run the job described by a configuration, from checkpoint to verdict.
+    """Run the main job: `sync.iters` syncs, each of them checked; see `run_job`."""
+    return run_job(config, console, sync_job, num_steps=config.sync.iters)
+
+
+def run_soak(config: Config, console: Console, num_syncs: int) -> SyncOutcome:
+    """Run many syncs and watch what they leave behind; see `soak_job`."""
+    return run_job(config, console, lambda run: soak_job(run, num_syncs), num_steps=1)
+
+
+def run_job(config: Config, console: Console, job: Job, num_steps: int) -> SyncOutcome:
+    """Start what a configuration describes, run a job on it, and give the verdict.
 
     `rdt_e2e.environment.apply_environment` has to be called before this module is imported.
 
     Args:
         config: What to run.
         console: Where to say how it goes.
+        job: What to do once both fleets are up and baked.
+        num_steps: Steps the job will announce.
 
     Returns:
         The outcome; the run directory is written.
@@ -70,7 +80,7 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
         VerificationError: The text is not the reference's; the run directory says so too.
         RdtE2EError: The run could not be completed; everything it started is stopped.
     """
-    console.expect_steps(NUM_STEPS + config.sync.iters)
+    console.expect_steps(NUM_STEPS + num_steps)
     record = open_run(config)
     try:
         with contextlib.ExitStack() as stack:
@@ -96,7 +106,8 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
                 else:
                     console.info("  kept from an earlier run, weights in memory")
                 record.facts["trainer_bytes"] = held
-            asyncio.run(_run(config, console, record, root, layout, trainers, reference))
+            run = LiveRun(config, console, record, root, trainers, reference)
+            asyncio.run(_live(run, layout, job))
             # At interpreter exit vLLM's engine would finalise itself with a traceback.
             gc.collect()
     except VerificationError as error:
@@ -114,103 +125,46 @@ def run_sync(config: Config, console: Console) -> SyncOutcome:
     return SyncOutcome(record.verdict, record)
 
 
-async def _run(
-    config: Config,
-    console: Console,
-    record: RunRecord,
-    root: Path,
-    layout: CheckpointLayout,
-    trainers: TrainerFleet,
-    reference: Reference | None,
-) -> None:
-    """Everything that needs the engine."""
+def release_trainers(config: Config, console: Console) -> None:
+    """End the trainer ranks that runs left on a cluster which is not ours to stop.
+
+    Raises:
+        EnvironmentCheckError: The cluster cannot be reached, or a run is using it.
+    """
+    with cluster_session(config, console) as cluster:
+        TrainerFleet(config, "").remove()
+        console.info(f"trainer ranks on the cluster at {cluster.address} ended; the cluster stays")
+
+
+async def _live(run: LiveRun, layout: CheckpointLayout, job: Job) -> None:
+    """Everything that needs the engines."""
     # Here, because vLLM takes seconds to import: bad input is reported before that.
     from rdt_e2e.inference.engine import inference_fleet
 
+    config, console, record = run.config, run.console, run.record
     node = record.facts["nodes"]["inference"]
     num_replicas = config.inference.num_replicas
     engines = "" if num_replicas == 1 else f" in {num_replicas} engines"
     async with contextlib.AsyncExitStack() as stack:
         with console.step(f"inference fleet: {config.num_consumers} ranks{engines} on {node}"):
             fleets = [
-                await stack.enter_async_context(inference_fleet(config, root, node, replica))
+                await stack.enter_async_context(inference_fleet(config, run.root, node, replica))
                 for replica in range(num_replicas)
             ]
+        run.session = SyncSession(run.trainers, fleets, layout, config)
         with console.step("text before the sync (dummy weights)"):
-            await _check_text(fleets, config, console, record, reference, "before")
-        session = SyncSession(trainers, fleets, layout, config)
+            await check_text(run, "before")
         with console.step("init and bake"):
-            record.bake_s = await session.bake()
+            record.bake_s = await run.session.bake()
         timeout_s = config.cluster.start_timeout_s
         record.facts["nics"] = {
-            "trainer": trainers.call("nic_choice", timeout_s=timeout_s),
+            "trainer": run.trainers.call("nic_choice", timeout_s=timeout_s),
             "inference": [nic for fleet in fleets for nic in fleet.nics],
         }
-        for iteration in range(1, config.sync.iters + 1):
-            with console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
-                record.syncs.append(await _sync(session, console, record))
-                when = f"after sync {iteration}"
-                await _check_text(session.replicas, config, console, record, reference, when)
-                await _check_weights(session.replicas, config, console, root)
-        record.facts["memory"] = {
-            "trainer": trainers.call("memory", timeout_s=timeout_s),
-            "inference": [await fleet.transfer_memory() for fleet in session.replicas],
-        }
-    verified = reference is not None or config.verify.weights != "none"
+        await job(run)
+        record.facts["memory"] = await memory(run)
+    verified = run.reference is not None or config.verify.weights != "none"
     record.verdict = "PASS" if verified else "NOT VERIFIED"
-
-
-async def _sync(session: SyncSession, console: Console, record: RunRecord) -> SyncTiming:
-    """One sync; when an engine was lost and others live, once more without it."""
-    try:
-        return await session.sync()
-    except EngineError as error:
-        dead = [fleet for fleet in session.replicas if fleet.is_dead]
-        if not dead or len(dead) == len(session.replicas):
-            raise
-        for fleet in dead:
-            session.drop(fleet)
-            record.facts.setdefault("lost_replicas", []).append(fleet.replica)
-            console.info(
-                f"  inference replica {fleet.replica} is lost ({error}); going on without it"
-            )
-        return await session.sync()
-
-
-async def _check_text(
-    fleets: Sequence["InferenceFleet"],
-    config: Config,
-    console: Console,
-    record: RunRecord,
-    reference: Reference | None,
-    when: str,
-) -> None:
-    """Ask every engine, and hold what it says against the reference."""
-    for fleet in fleets:
-        said = await fleet.generate(config.verify.prompts)
-        label = when if config.inference.num_replicas == 1 else f"{when}, replica {fleet.replica}"
-        record.texts[label] = [asdict(one) for one in said]
-        for one in said:
-            console.info(f"  {one.prompt!r} -> {one.text!r}")
-        if reference is None:
-            continue
-        if when == "before":
-            check_differs(said, reference)
-        else:
-            check_equal(said, reference, label)
-
-
-async def _check_weights(
-    fleets: Sequence["InferenceFleet"], config: Config, console: Console, root: Path
-) -> None:
-    if config.verify.weights == "disk":
-        for fleet in fleets:
-            await fleet.check_weights(root)
-        console.info("  every tensor of every rank is what the checkpoint gives")
-    elif config.verify.weights == "names":
-        for fleet in fleets:
-            await fleet.check_slices(root)
-        console.info("  every slice that every rank received is the checkpoint's")
 
 
 def _import_engine_ahead() -> None:

@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 import torch.distributed as dist
@@ -17,8 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.layout import build_layout
 from rdt_e2e.config import Config
-from rdt_e2e.fabric.agent import num_registered, start_agent
+from rdt_e2e.fabric.agent import start_agent
 from rdt_e2e.fabric.pinning import pin_nic
+from rdt_e2e.fabric.process import process_figures
 from rdt_e2e.trainer.producer import ProducerMixin
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 
@@ -122,13 +122,10 @@ class TrainerWorker(ProducerMixin):
 
     def memory(self) -> dict[str, Any]:
         """Bytes this rank holds, and what the process as a whole has open."""
-        process = psutil.Process()
         return {
             "shard_bytes": self._shards.num_bytes,
             "serve_ring_bytes": self._rings.registered_bytes,
-            "num_registered": num_registered(),
-            "rss_bytes": process.memory_info().rss,
-            "num_fds": process.num_fds(),
+            **process_figures(),
         }
 
 

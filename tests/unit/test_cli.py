@@ -14,7 +14,18 @@ from typer.testing import CliRunner
 from rdt_e2e import __version__, cli
 from rdt_e2e.errors import ProducerLostError, TextMismatchError
 
-VERBS = ("sync", "bench", "doctor", "deploy", "down", "status", "plan", "mini-kimi", "config")
+VERBS = (
+    "sync",
+    "soak",
+    "bench",
+    "doctor",
+    "deploy",
+    "down",
+    "status",
+    "plan",
+    "mini-kimi",
+    "config",
+)
 
 
 @pytest.fixture
