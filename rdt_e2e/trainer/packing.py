@@ -12,6 +12,7 @@ import torch
 from rdt_e2e.errors import SyncError
 
 ALIGNMENT_BYTES = 16
+WORD_BYTES = 8
 
 
 class PackedSlice(NamedTuple):
@@ -46,14 +47,66 @@ def lay_out(slices: Sequence[torch.Tensor]) -> tuple[list[PackedSlice], int]:
     return places, end
 
 
+class Source(NamedTuple):
+    """A slice to copy.
+
+    Attributes:
+        piece: The slice.
+        words: Its bytes as 1-D int64, or None where strides, length or address do not allow it.
+    """
+
+    piece: torch.Tensor
+    words: torch.Tensor | None
+
+
+def source(piece: torch.Tensor) -> Source:
+    """Prepare a slice for `CopyList.fill`."""
+    if not piece.is_contiguous():
+        return Source(piece, None)
+    return Source(piece, _as_words(piece.detach().reshape(-1).view(torch.uint8)))
+
+
+class CopyList:
+    """The places of a blob in one slot, ready to be filled again and again.
+
+    What can be copied as eight-byte words goes in one call for all of them: launched one by one, 300
+    copies take longer than their bytes.
+
+    Args:
+        places: From `lay_out`.
+        slot: 1-D uint8, at least as long as the layout.
+    """
+
+    def __init__(self, places: Sequence[PackedSlice], slot: torch.Tensor) -> None:
+        self._raw = [slot[one.offset_bytes : one.offset_bytes + one.num_bytes] for one in places]
+        self._words = [_as_words(raw) for raw in self._raw]
+
+    def fill(self, sources: Sequence[Source]) -> None:
+        """Copy slices to their places; each has the length of its place."""
+        targets: list[torch.Tensor] = []
+        words: list[torch.Tensor] = []
+        for (piece, source_words), raw, target in zip(sources, self._raw, self._words, strict=True):
+            if source_words is None or target is None:
+                raw.view(piece.dtype).view(piece.shape).copy_(piece)
+            else:
+                targets.append(target)
+                words.append(source_words)
+        if targets:
+            torch._foreach_copy_(targets, words)
+
+
 def pack(slices: Sequence[torch.Tensor], places: Sequence[PackedSlice], slot: torch.Tensor) -> None:
-    """Copy slices into their places in a slot.
+    """Copy slices into their places in a slot, once.
 
     Args:
         slices: What to copy; made contiguous on the way.
         places: From `lay_out` of the same slices.
         slot: 1-D uint8, at least as long as the layout, on the slices' device.
     """
-    for piece, place in zip(slices, places, strict=True):
-        raw = slot[place.offset_bytes : place.offset_bytes + place.num_bytes]
-        raw.view(piece.dtype).view(piece.shape).copy_(piece)
+    CopyList(places, slot).fill([source(piece) for piece in slices])
+
+
+def _as_words(raw: torch.Tensor) -> torch.Tensor | None:
+    if raw.numel() % WORD_BYTES or raw.data_ptr() % WORD_BYTES:
+        return None
+    return raw.view(torch.int64)

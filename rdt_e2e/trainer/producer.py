@@ -20,8 +20,9 @@ from rdt_e2e.errors import GatherError, PullTimeoutError, SyncError
 from rdt_e2e.fabric.agent import register
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.trainer.gather_cache import GatherCache
-from rdt_e2e.trainer.packing import lay_out, pack
-from rdt_e2e.trainer.replay import FetchKey, check_key, replay
+from rdt_e2e.trainer.packing import Source
+from rdt_e2e.trainer.replay import FetchKey
+from rdt_e2e.trainer.serve_plan import ServePlan
 from rdt_e2e.trainer.serve_ring import ServeRings
 from rdt_e2e.trainer.shards import ShardedCheckpoint
 
@@ -77,6 +78,7 @@ class ProducerMixin:
         )
         self._counters = ServeCounters()
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
+        self._plans: dict[tuple[int, int], ServePlan] = {}
         self._lock = threading.Lock()
         self._gathering = threading.Lock()
         self._broken: str | None = None
@@ -185,17 +187,13 @@ class ProducerMixin:
         Source: callers in `sharded_rdt_common.py` and `sharded_rdt_engine.py` (vLLM 0.32.0).
         """
         started = time.perf_counter()
-        if not isinstance(keys, list | tuple) or not keys:
-            raise SyncError(f"consumer {consumer_id!r}: a pull of no names ({type(keys).__name__})")
-        wanted = [check_key(key) for key in keys]
         slot_bytes = self._rings.check(consumer_id, seq)
-        gathered = [name for name, _ in wanted if name not in self._owned]
-        published = self._cache.get(gathered, consumer_id)
+        plan = self._plan(keys, consumer_id, seq)
+        published = self._cache.get(plan.gathered, consumer_id)
         ready = time.perf_counter()
-        slices = self._replay_all(wanted, published, slot_bytes)
-        places, num_bytes = lay_out(slices)
+        slices, num_bytes = self._replay_all(plan, published, slot_bytes)
         slot = self._rings.claim(consumer_id, seq, num_bytes)
-        pack(slices, places, slot)
+        plan.pack(slices, slot)
         total = checksum(slot) if self._sums_pulls else None
         self._cache.served()
         with self._lock:
@@ -208,22 +206,18 @@ class ProducerMixin:
             self._counters.pack_s += time.perf_counter() - ready
         return [slot]
 
+    def _plan(self, keys: Sequence[FetchKey], consumer_id: int, seq: int) -> ServePlan:
+        """The plan of a pull: the one of the last sync, if the same is asked for again."""
+        plan = self._plans.get((consumer_id, seq))
+        if plan is None or plan.keys != keys:
+            plan = ServePlan(keys, self._owned, f"consumer {consumer_id}")
+            self._plans[consumer_id, seq] = plan
+        return plan
+
     def _replay_all(
-        self, keys: Sequence[FetchKey], published: dict[str, torch.Tensor], slot_bytes: int
-    ) -> list[torch.Tensor]:
-        """Replay every chain; stops as soon as the slices no longer fit the slot."""
-        slices: list[torch.Tensor] = []
-        total = 0
-        for name, chain in keys:
-            whole = self._owned[name] if name in self._owned else published[name]
-            slices.append(replay(name, whole, chain))
-            total += slices[-1].nbytes
-            if total > slot_bytes:
-                raise SyncError(
-                    f"a pull of {len(keys)} slices does not fit its slot of {slot_bytes} bytes; the "
-                    "consumer's plan and its reservation differ"
-                )
-        return slices
+        self, plan: ServePlan, published: dict[str, torch.Tensor], slot_bytes: int
+    ) -> tuple[list[Source], int]:
+        return plan.replay(published, slot_bytes)
 
     def reserve_serve_buffer(self, consumer_id: int, nbytes: int, plan_digest: str | None) -> None:
         """Allocate and register a consumer's serve ring, sized for its largest chunk here.

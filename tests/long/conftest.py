@@ -34,9 +34,9 @@ def checkpoints(config: Config) -> dict[str, Path]:
     return {v: ensure_mini_kimi(config.paths.cache_dir, v) for v in ("v1", "v2")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(config: Config, checkpoints: dict[str, Path], own_state: None) -> Iterator[Config]:
-    """A joined cluster for one module."""
+    """A joined cluster; one for all, because a process reads Ray's token once."""
     del checkpoints  # Built first: it takes both cores.
     apply_environment(config)
     with cluster_up(config):

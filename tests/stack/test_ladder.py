@@ -48,11 +48,13 @@ def serve_other_bytes() -> Any:
     def change(worker: Any) -> None:
         replay_all = worker._replay_all
 
-        def stale(keys: Any, published: Any, slot_bytes: int) -> Any:
-            slices = replay_all(keys, published, slot_bytes)
-            if not any("layers.2.self_attn.o_proj.weight" in name for name, _ in keys):
-                return slices
-            return [piece.clone().zero_() for piece in slices]
+        def stale(plan: Any, published: Any, slot_bytes: int) -> Any:
+            slices, num_bytes = replay_all(plan, published, slot_bytes)
+            if any("layers.2.self_attn.o_proj.weight" in name for name, _ in plan.wanted):
+                from rdt_e2e.trainer.packing import source
+
+                slices = [source(one.piece.clone().zero_()) for one in slices]
+            return slices, num_bytes
 
         worker._replay_all = stale
 

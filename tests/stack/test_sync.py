@@ -125,6 +125,7 @@ def use_gather(stack: Stack, gather: Gather) -> None:
 
         worker._groups = gathered_groups(worker._shards.layout, gather)
         worker._owned = worker._shards.owned() if gather == "owner" else {}
+        worker._plans.clear()
         stall_s = worker.config.sync.stall_timeout_s
         worker._cache = GatherCache(worker._groups, 1, stall_s, worker.producer_rank)
 

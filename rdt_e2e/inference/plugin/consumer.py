@@ -15,16 +15,19 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from rdt_e2e.checkpoint.naming import summarize
-from rdt_e2e.errors import ProducerLostError, PullTimeoutError, WeightMismatchError
+from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.inference.plugin.chunk_split import split_scatters
 from rdt_e2e.inference.plugin.internals import (
+    LAYERWISE_INFO,
     Chunk,
     PendingPull,
     ProcItem,
     ShardedRDTWeightTransferEngine,
     ShardedRDTWeightTransferInitInfo,
+    materialize_layer,
 )
+from rdt_e2e.inference.plugin.scatter import ScatterList
 from rdt_e2e.verify.weights import MISMATCH_MARK
 
 
@@ -59,6 +62,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._in_flight: list[tuple[PendingPull, Chunk]] = []
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
         self._slice_sums: dict[Any, torch.Tensor] = {}
+        self._scatters: dict[int, ScatterList] = {}
         # A second init, by another trainer: the views of the first plan's chunks are of no use.
         self._pending_frees.clear()
         self._completed_syncs = 0
@@ -181,6 +185,24 @@ class Consumer(ShardedRDTWeightTransferEngine):
         if self._settings.slice_checksums:
             for key, piece in item.results.items():
                 self._slice_sums[key] = checksum(piece.reshape(-1).view(torch.uint8))
+
+    def _materialize(self, chunk: Chunk) -> None:
+        """Make the parameters of every module whose first slices are in this chunk."""
+        for layer in chunk.materialize:
+            info = LAYERWISE_INFO.get(layer)
+            if info is None or not info.can_load():
+                raise SyncError(
+                    f"{type(layer).__name__} was not prepared for this sync: "
+                    "start_weight_update has to come before update_weights"
+                )
+            materialize_layer(layer, info)
+
+    def _scatter(self, item: ProcItem) -> None:
+        """Copy a landed chunk's slices into the parameters."""
+        scatters = self._scatters.get(id(item.chunk))
+        if scatters is None:
+            scatters = self._scatters[id(item.chunk)] = ScatterList(item.chunk.scatters)
+        scatters.copy(item.results)
 
     def _settle(self) -> None:
         """Let what is still in flight land or fail: it must not land in the next sync's slots."""

@@ -5,15 +5,12 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from rdt_e2e.errors import SyncError
 from rdt_e2e.inference.plugin.consumer import Consumer
 from rdt_e2e.inference.plugin.internals import (
     LAYERWISE_INFO,
-    Chunk,
     ProcItem,
     UnquantizedFusedMoEMethod,
     copy_into_kernel_storage,
-    materialize_layer,
 )
 
 
@@ -45,22 +42,9 @@ class CpuConsumer(Consumer):
         with torch.device(self.device):
             self._sum_landed(item)
             self._materialize(item.chunk)
-            for scatter in item.chunk.scatters:
-                parameter = getattr(scatter.layer, scatter.param_name)
-                target = parameter.data.as_strided(scatter.shape, scatter.stride, scatter.offset)
-                target.copy_(item.results[scatter.src])
+            self._scatter(item)
             for layer in item.chunk.quant:
                 self._finish_layer(layer)
-
-    def _materialize(self, chunk: Chunk) -> None:
-        for layer in chunk.materialize:
-            info = LAYERWISE_INFO.get(layer)
-            if info is None or not info.can_load():
-                raise SyncError(
-                    f"{type(layer).__name__} was not prepared for this sync: "
-                    "start_weight_update has to come before update_weights"
-                )
-            materialize_layer(layer, info)
 
     def _finish_layer(self, layer: Any) -> None:
         """Run a completed module's post-load step and move the result into its live storage."""

@@ -1,15 +1,43 @@
-"""The consumer on CUDA: vLLM's own streams and threads, with the checksums on the copying stream."""
+"""The consumer on CUDA: vLLM's own streams and threads, with fewer launches and the checksums."""
+
+from typing import Any
 
 import torch
 
-from rdt_e2e.inference.plugin.consumer import Consumer
+from rdt_e2e.fabric.transport_memo import remember_transports
+from rdt_e2e.inference.plugin.consumer import Consumer, ConsumerInitInfo
 from rdt_e2e.inference.plugin.internals import ProcItem
 
 
 class CudaConsumer(Consumer):
-    """Sums each landed chunk on the stream that scatters it, before the slot may be reused."""
+    """Processes a landed chunk on the stream of vLLM's scatter thread.
+
+    The order of things is the released engine's: sum, materialise and scatter; record that the slot
+    was read; hand completed modules to the post-load thread.
+
+    Source: `_process_item` in `sharded_rdt_engine.py` (vLLM 0.32.0).
+    """
+
+    def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
+        """As the released engine; then ask each producer for its transport once, not on each pull."""
+        super().init_transfer_engine(init_info)
+        remember_transports()
 
     def _process_item(self, item: ProcItem) -> None:
-        with torch.cuda.device(self.device), torch.cuda.stream(self._proc_stream):
-            self._sum_landed(item)
-        super()._process_item(item)
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.stream(self._proc_stream),
+            torch.device(self.device),
+        ):
+            try:
+                self._sum_landed(item)
+                self._materialize(item.chunk)
+                self._scatter(item)
+                self._slot_read_done[item.slot].record(self._proc_stream)
+            finally:
+                # Also after an error, or the next pull into this slot would wait for ever.
+                self._mark_slot_done(item.slot)
+            if item.chunk.quant:
+                ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                ready.record(self._proc_stream)
+                self._quant_queue.put((item.chunk.quant, ready))
