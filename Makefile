@@ -12,7 +12,7 @@ BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py
 SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
 
-.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack test-long lint type fmt check clean
+.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG=local, ARGS="--iters 3"); deploys by itself
@@ -45,6 +45,9 @@ test-stack: setup ## The real-stack tests alone
 
 test-long: setup ## Fleets of other shapes, injected faults, a short soak; writes docs/reliability.md's table
 	$(BIN)/pytest -m long --fault-table docs/reliability.md $(ARGS)
+
+fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed S")
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 ##@ Develop
 setup: ## Make .venv hold the lock file of TARGET (cpu or cuda) and this package

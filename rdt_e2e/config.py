@@ -180,6 +180,9 @@ class SyncConfig(_Section):
     on RoCE, keep it under the reach of the NIC's address translation, 2 to 3 GB."""
     stall_timeout_s: Seconds = 300
     """Longest time without progress before a producer names who is stuck, in seconds."""
+    heartbeat_timeout_s: Seconds = 30
+    """Longest silence of a consumer during a sync before it is called lost, in seconds; consumers
+    report to every producer every two seconds."""
     rdt_fetch_timeout_s: Seconds = 600
     """Ray's own limit for one pull, in seconds; above stall_timeout_s, so that the error that
     names the rank comes first."""

@@ -10,6 +10,7 @@ RdtE2EError                       1  the run failed
 │  ├─ PullTimeoutError            1
 │  ├─ GatherError                 1
 │  ├─ ProducerLostError           1
+│  ├─ ConsumerLostError           1
 │  └─ BackendUnavailableError     1
 ├─ EngineError                    1  the inference engine failed
 └─ VerificationError              3  the sync finished and the result is wrong
@@ -81,6 +82,10 @@ class GatherError(SyncError):
 
 class ProducerLostError(SyncError):
     """A producer process ended while consumers still needed it."""
+
+
+class ConsumerLostError(SyncError):
+    """A consumer has not been heard from for too long: its process or node is gone, or stopped."""
 
 
 class BackendUnavailableError(SyncError):

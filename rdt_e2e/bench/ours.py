@@ -149,7 +149,7 @@ async def _pulls_alone(
 ) -> None:
     timeout_s = config.sync.sync_timeout_s
     for _ in range(task.repeats):
-        trainers.call("begin_sync", config.num_consumers, timeout_s=timeout_s)
+        trainers.call("begin_sync", list(range(config.num_consumers)), timeout_s=timeout_s)
         gathers = trainers.submit("run_gathers")
         slowest = max(await fleet.call_workers("pull_without_loading", timeout_s=timeout_s))
         trainers.wait(gathers, "gather", timeout_s)
@@ -160,7 +160,9 @@ async def _single_pulls(
     result: RowResult, config: Config, trainers: TrainerFleet, fleet: InferenceFleet
 ) -> None:
     # A producer serves each number of a sync once.
-    trainers.call("begin_sync", config.num_consumers, timeout_s=config.sync.sync_timeout_s)
+    trainers.call(
+        "begin_sync", list(range(config.num_consumers)), timeout_s=config.sync.sync_timeout_s
+    )
     workers = await fleet.call_workers(
         "time_single_pulls", NUM_SINGLE_PULLS, timeout_s=config.sync.sync_timeout_s
     )

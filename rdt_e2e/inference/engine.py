@@ -103,6 +103,7 @@ class InferenceFleet:
 
     Attributes:
         replica: Which of the run's independent engines this is, from 0.
+        lost: Set by the session when a sync was given up and the engine did not answer any more.
         nics: What `pin_nic` chose, for the ranks of the first data-parallel rank; empty before init.
     """
 
@@ -115,11 +116,12 @@ class InferenceFleet:
         if config.inference.num_replicas > 1:
             self._who = f"inference replica {replica}"
         self._request_ids = itertools.count()
+        self.lost = False
 
     @property
     def is_dead(self) -> bool:
-        """Whether vLLM has given the engine up: a process of it is gone."""
-        return bool(self._engine.errored)
+        """Whether a process of the engine is gone: vLLM has given it up, or it no longer answers."""
+        return self.lost or bool(self._engine.errored)
 
     async def generate(self, prompts: Sequence[str]) -> list[Generation]:
         """Continue prompts greedily.

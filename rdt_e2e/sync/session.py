@@ -87,8 +87,7 @@ class SyncSession:
         with _timed(seconds, "start"):
             if self._failed:
                 await self._on_all(lambda replica: replica.abandon())
-            num_live = len(self.replicas) * self._config.ranks_per_replica
-            trainers.call("begin_sync", num_live, timeout_s=timeout_s)
+            trainers.call("begin_sync", self._live_consumers(), timeout_s=timeout_s)
             # From here on, until the end, the engines hold weights in part.
             self._failed = True
             await self._on_all(lambda replica: replica.start_sync())
@@ -109,6 +108,13 @@ class SyncSession:
         self.num_syncs += 1
         return SyncTiming(self.num_syncs, seconds, producers)
 
+    def _live_consumers(self) -> list[int]:
+        """Ids of the consumers of the live replicas, as each of them works out its own."""
+        width = self._config.ranks_per_replica
+        return [
+            replica.replica * width + rank for replica in self.replicas for rank in range(width)
+        ]
+
     async def _bake_one(self, replica: "InferenceFleet") -> None:
         payload = init_info(self._layout, self._trainers.actor_names, self._config, replica.replica)
         await replica.init_transfer(payload)
@@ -123,12 +129,7 @@ class SyncSession:
         """
         jobs = [asyncio.ensure_future(call(replica)) for replica in self.replicas]
         try:
-            await asyncio.wait(jobs, return_when=asyncio.FIRST_EXCEPTION)
-            failed = [job for job in jobs if job.done() and job.exception() is not None]
-            if failed:
-                # A failed gather is the cause, a failed pull only its echo.
-                self._trainers.raise_failed(gathers, "gather")
-                await failed[0]
+            await self._watch(jobs, gathers)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 for job in jobs:
@@ -136,8 +137,27 @@ class SyncSession:
             reason = f"{type(error).__name__}: {_first_line(error)}"
             with contextlib.suppress(RdtE2EError):
                 self._trainers.call("end_sync", reason, timeout_s=END_TIMEOUT_S)
-            await asyncio.gather(*jobs, return_exceptions=True)
+            # Pulls fail at once now; an engine that says nothing has lost a process.
+            _, silent = await asyncio.wait(jobs, timeout=END_TIMEOUT_S)
+            for replica, job in zip(self.replicas, jobs, strict=True):
+                replica.lost = replica.lost or job in silent
+                job.cancel()
             raise
+
+    async def _watch(self, jobs: Sequence["asyncio.Future[None]"], gathers: Sequence[Any]) -> None:
+        """Wait for every job, or raise the first failure of a job or a gather loop."""
+        loops = {asyncio.wrap_future(ref.future()) for ref in gathers}
+        for one in loops:
+            # One that fails after the first has nobody left to look at it.
+            one.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        waiting: set[asyncio.Future[Any]] = {*jobs, *loops}
+        while any(not job.done() for job in jobs):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            failed = [one for one in done if one.exception() is not None]
+            if failed:
+                # A failed gather is the cause, a failed pull only its echo.
+                self._trainers.raise_failed(gathers, "gather")
+                await failed[0]
 
     async def _on_all(self, call: Callable[["InferenceFleet"], Awaitable[None]]) -> None:
         """Call every replica at once; the first failure is raised when all have answered."""

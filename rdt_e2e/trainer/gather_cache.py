@@ -9,6 +9,7 @@ oldest group not yet freed (so `lookahead + 1` are resident). Each consumer sign
 signals may arrive before the publication. The last one frees the group: the free barrier.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 
 from rdt_e2e.checkpoint.layout import GatherGroup
 from rdt_e2e.checkpoint.naming import summarize
-from rdt_e2e.errors import GatherError, PullTimeoutError, SyncError
+from rdt_e2e.errors import ConsumerLostError, GatherError, PullTimeoutError, SyncError
 
 POLL_S = 1.0
 """Longest sleep between two looks at the stall clock, in seconds."""
@@ -26,7 +27,7 @@ POLL_S = 1.0
 class GatherCache:
     """Thread-safe store of the gathered tensors of one producer.
 
-    Every wait ends: when nothing at all has happened here for `stall_timeout_s` (no publication, no
+    Every wait ends: when a consumer has not been heard from, or when nothing at all has happened here for `stall_timeout_s` (no publication, no
     serve, no free signal), it raises an error that names what is missing and who has not signalled.
     """
 
@@ -37,6 +38,7 @@ class GatherCache:
         stall_timeout_s: float,
         producer_rank: int,
         clock: Callable[[], float] = time.monotonic,
+        heartbeat_timeout_s: float = math.inf,
     ) -> None:
         self._groups = groups
         self._lookahead = lookahead
@@ -50,12 +52,14 @@ class GatherCache:
         self._freed: set[int] = set()
         self._signals: dict[int, int] = {}
         self._num_consumers = 0
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._heard: dict[int, tuple[float, str]] = {}
         self._error: str | None = None
         self._last_progress = clock()
         self.max_resident_groups = 0
 
-    def begin(self, num_consumers: int) -> None:
-        """Reset for a new sync in which `num_consumers` consumers take part.
+    def begin(self, consumer_ids: Sequence[int]) -> None:
+        """Reset for a new sync in which these consumers take part.
 
         Call it only after the previous sync's `finish` has returned, or has failed.
         """
@@ -64,7 +68,12 @@ class GatherCache:
             self._published.clear()
             self._freed.clear()
             self._signals.clear()
-            self._num_consumers = num_consumers
+            self._num_consumers = len(consumer_ids)
+            now = self._clock()
+            self._heard = {
+                one: (now, self._heard.get(one, (now, "never heard from"))[1])
+                for one in consumer_ids
+            }
             self._error = None
             self.max_resident_groups = 0
             self._progressed()
@@ -169,15 +178,28 @@ class GatherCache:
         with self._changed:
             self._progressed()
 
+    def hear(self, consumer_id: int, who: str) -> None:
+        """Note that a consumer lives.
+
+        Args:
+            consumer_id: The consumer.
+            who: Its process and node, for the message when it is lost.
+        """
+        with self._changed:
+            if consumer_id in self._heard:
+                self._heard[consumer_id] = (self._clock(), who)
+
     def signal_free(self, group_index: int) -> None:
         """Count one consumer's signal that it is done with a group; never blocks.
 
         Raises:
             SyncError: The group does not exist, or more consumers signalled than take part.
         """
-        if not 0 <= group_index < len(self._groups):
+        is_number = isinstance(group_index, int) and not isinstance(group_index, bool)
+        if not is_number or not 0 <= group_index < len(self._groups):
             raise SyncError(
-                f"producer {self._producer_rank}: no gather group {group_index}; there are {len(self._groups)}"
+                f"producer {self._producer_rank}: no gather group {str(group_index)[:40]}; there are "
+                f"{len(self._groups)}"
             )
         with self._changed:
             count = self._signals.get(group_index, 0) + 1
@@ -208,6 +230,16 @@ class GatherCache:
             for name in self._groups[index].names:
                 self._tensors.pop(name, None)
 
+    def _check_heartbeats(self) -> None:
+        now = self._clock()
+        for consumer_id, (heard, who) in self._heard.items():
+            if now - heard > self._heartbeat_timeout_s:
+                raise ConsumerLostError(
+                    f"consumer {consumer_id} ({who}) has not been heard from for {now - heard:.0f} s: "
+                    "its process or node is gone, or stopped. If it is merely slow, raise "
+                    "sync.heartbeat_timeout_s"
+                )
+
     def _progressed(self) -> None:
         self._last_progress = self._clock()
         self._changed.notify_all()
@@ -230,6 +262,7 @@ class GatherCache:
                     )
                 if done():
                     return
+                self._check_heartbeats()
                 stalled_s = self._clock() - self._last_progress
                 if stalled_s >= self._stall_timeout_s:
                     raise PullTimeoutError(

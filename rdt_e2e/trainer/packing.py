@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from rdt_e2e.errors import SyncError
+from rdt_e2e.fabric.checksum import as_bytes
 
 ALIGNMENT_BYTES = 16
 WORD_BYTES = 8
@@ -63,7 +64,7 @@ def source(piece: torch.Tensor) -> Source:
     """Prepare a slice for `CopyList.fill`."""
     if not piece.is_contiguous():
         return Source(piece, None)
-    return Source(piece, _as_words(piece.detach().reshape(-1).view(torch.uint8)))
+    return Source(piece, _as_words(as_bytes(piece)))
 
 
 class CopyList:
@@ -107,6 +108,7 @@ def pack(slices: Sequence[torch.Tensor], places: Sequence[PackedSlice], slot: to
 
 
 def _as_words(raw: torch.Tensor) -> torch.Tensor | None:
-    if raw.numel() % WORD_BYTES or raw.data_ptr() % WORD_BYTES:
+    # torch looks at the place within the storage, the copy at the address.
+    if any(one % WORD_BYTES for one in (raw.numel(), raw.data_ptr(), raw.storage_offset())):
         return None
     return raw.view(torch.int64)

@@ -66,7 +66,11 @@ class ProducerMixin:
         self._groups = gathered_groups(shards.layout, trainer.gather)
         self._owned = shards.owned() if trainer.gather == "owner" else {}
         self._cache = GatherCache(
-            self._groups, trainer.lookahead, sync.stall_timeout_s, self.producer_rank
+            self._groups,
+            trainer.lookahead,
+            sync.stall_timeout_s,
+            self.producer_rank,
+            heartbeat_timeout_s=sync.heartbeat_timeout_s,
         )
         self._rings = ServeRings(
             sync.num_buffers,
@@ -83,8 +87,8 @@ class ProducerMixin:
         self._gathering = threading.Lock()
         self._broken: str | None = None
 
-    def begin_sync(self, num_consumers: int) -> None:
-        """Reset for a sync with `num_consumers` live consumers.
+    def begin_sync(self, consumer_ids: Sequence[int]) -> None:
+        """Reset for a sync with these live consumers.
 
         A gather loop that an earlier driver left behind is ended first.
 
@@ -104,7 +108,7 @@ class ProducerMixin:
                 f"producer {self.producer_rank} cannot gather any more: {self._broken}. Start the "
                 "trainer again"
             )
-        self._cache.begin(num_consumers)
+        self._cache.begin(consumer_ids)
         self._rings.begin()
         self._counters = ServeCounters()
         self._pull_sums = {}
@@ -233,6 +237,10 @@ class ProducerMixin:
         """
         del plan_digest
         self._rings.reserve(consumer_id, nbytes)
+
+    def heartbeat(self, consumer_id: int, who: str) -> None:
+        """Note that a consumer lives; it calls every two seconds, whatever else it does."""
+        self._cache.hear(consumer_id, who)
 
     def free_group(self, group_index: int) -> None:
         """Count one consumer's signal that it is done with a group; never blocks."""

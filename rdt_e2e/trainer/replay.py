@@ -40,6 +40,8 @@ OpSpec = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 FetchKey = tuple[str, tuple[OpSpec, ...]]
 """What a consumer asks for: a checkpoint name and the chain of ops to replay on it."""
 
+MAX_NAME = 1000
+"""Longest name, in characters; checkpoints have about a hundred."""
 MAX_OPS = 64
 """Longest op chain; what loaders record has a handful."""
 
@@ -59,10 +61,12 @@ def check_key(key: object) -> FetchKey:
         SyncError: It has another form, or an op or argument that is not allowed.
     """
     if not (isinstance(key, tuple | list) and len(key) == 2):
-        raise SyncError(f"malformed key {_shown(key)}; expected (name, op chain)")
+        raise SyncError(f"malformed key {shown(key)}; expected (name, op chain)")
     name, chain = key
     if not (isinstance(name, str) and isinstance(chain, tuple | list)):
-        raise SyncError(f"malformed key {_shown(key)}; expected (name, op chain)")
+        raise SyncError(f"malformed key {shown(key)}; expected (name, op chain)")
+    if len(name) > MAX_NAME:
+        raise SyncError(f"a name of {len(name)} characters: {shown(name)}")
     if len(chain) > MAX_OPS:
         raise SyncError(f"{name}: a chain of {len(chain)} ops; at most {MAX_OPS} are replayed")
     for op in chain:
@@ -72,22 +76,22 @@ def check_key(key: object) -> FetchKey:
 
 def _check_op(name: str, op: object) -> None:
     if not (isinstance(op, tuple | list) and len(op) == 3):
-        raise SyncError(f"{name}: malformed op {_shown(op)}; expected (name, args, kwargs)")
+        raise SyncError(f"{name}: malformed op {shown(op)}; expected (name, args, kwargs)")
     method, args, kwargs = op
     if not isinstance(method, str) or method not in ALLOWED_OPS:
         raise SyncError(
-            f"{name}: op {_shown(method)} is not allowed; allowed are "
+            f"{name}: op {shown(method)} is not allowed; allowed are "
             f"{', '.join(sorted(ALLOWED_OPS))}"
         )
     if not (isinstance(args, tuple | list) and isinstance(kwargs, tuple | list)):
-        raise SyncError(f"{name}: malformed op {_shown(op)}; expected (name, args, kwargs)")
+        raise SyncError(f"{name}: malformed op {shown(op)}; expected (name, args, kwargs)")
     for pair in kwargs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise SyncError(f"{name}: malformed keyword {_shown(pair)} of op {method!r}")
+            raise SyncError(f"{name}: malformed keyword {shown(pair)} of op {method!r}")
     for value in (*args, *(value for _, value in kwargs)):
         if not _is_allowed(method, value):
             raise SyncError(
-                f"{name}: op {method!r} with argument {_shown(value)}; sizes, dimensions and plain "
+                f"{name}: op {method!r} with argument {shown(value)}; sizes, dimensions and plain "
                 "indices only"
             )
 
@@ -138,7 +142,7 @@ def replay(name: str, tensor: torch.Tensor, chain: Sequence[OpSpec]) -> torch.Te
         except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise SyncError(
-                f"{name}: op {method!r} with {_shown(args)} does not fit {_form(value)}: {reason}"
+                f"{name}: op {method!r} with {shown(args)} does not fit {_form(value)}: {reason}"
             ) from error
     if not isinstance(value, torch.Tensor):
         raise SyncError(f"{name}: the op chain ends in {type(value).__name__}, not in a tensor")
@@ -149,7 +153,7 @@ def _form(value: Any) -> str:
     return f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """What arrived, cut short: it may be anything, of any length."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from rdt_e2e.errors import PlanError, SyncError
+from rdt_e2e.trainer.replay import shown
 
 ROUND_BYTES = 256 << 20
 """Slots are rounded up to this, so that they never grow: a grown buffer may reuse an address whose
@@ -108,12 +109,12 @@ class ServeRings:
         """
         if not _is_below(consumer_id, self._num_consumers):
             raise SyncError(
-                f"consumer id {consumer_id!r} reserves a serve ring; this trainer was started for "
+                f"consumer id {shown(consumer_id)} reserves a serve ring; this trainer was started for "
                 f"{self._num_consumers} consumers, numbered from 0"
             )
         if not _is_below(chunk_bytes, self._max_chunk_bytes + 1) or chunk_bytes == 0:
             raise SyncError(
-                f"consumer {consumer_id} reserves chunks of {chunk_bytes!r} bytes; the largest "
+                f"consumer {consumer_id} reserves chunks of {shown(chunk_bytes)} bytes; the largest "
                 f"gather group has {self._max_chunk_bytes}"
             )
         wanted = slot_bytes(chunk_bytes, self._presize_bytes)
@@ -177,13 +178,13 @@ class ServeRings:
         ring = self._rings.get(consumer_id) if _is_below(consumer_id, self._num_consumers) else None
         if ring is None:
             raise SyncError(
-                f"consumer {consumer_id!r} pulls without a reserved serve ring; known are "
+                f"consumer {shown(consumer_id)} pulls without a reserved serve ring; known are "
                 f"{sorted(self._rings)}. Initialise the engine's weight transfer first"
             )
         last = ring.first_unserved + self._depth - 1
         if not _is_below(seq, last + 1):
             raise SyncError(
-                f"consumer {consumer_id}: pull {seq!r} before pull {ring.first_unserved} was served; "
+                f"consumer {consumer_id}: pull {shown(seq)} before pull {ring.first_unserved} was served; "
                 f"at most {self._depth} may be under way"
             )
         if ring.is_served(seq):

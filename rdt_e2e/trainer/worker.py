@@ -72,6 +72,9 @@ class TrainerWorker(ProducerMixin):
             world_size=self.config.trainer.num_ranks,
             timeout=timedelta(seconds=self.config.sync.stall_timeout_s),
         )
+        # The first collective makes the connections, half a second of them over NCCL: now, not in
+        # the first sync.
+        dist.all_reduce(torch.zeros(1, device=self.device))
 
     def load(self, root: Path, identity: str) -> int:
         """Shard the checkpoint over the ranks and read this rank's rows.

@@ -8,13 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-
 from rdt_e2e.checkpoint.index import CheckpointIndex
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.checkpoint.stream import ShardReader
 from rdt_e2e.errors import WeightMismatchError
-from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.checksum import as_bytes, checksum
 from rdt_e2e.trainer.replay import FetchKey, check_key, replay
 from rdt_e2e.verify.weights import MISMATCH_MARK
 
@@ -50,8 +48,8 @@ def check_slices(
         for name, slices in by_name.items():
             whole = reader.read_whole(name)
             for (_, chain), total in slices:
-                piece = replay(name, whole, chain).contiguous()
-                if int(checksum(piece.reshape(-1).view(torch.uint8))) != total:
+                piece = replay(name, whole, chain)
+                if int(checksum(as_bytes(piece))) != total:
                     raise WeightMismatchError(
                         f"{who}: bytes of {name}, slice {list(piece.shape)}, {MISMATCH_MARK}"
                     )

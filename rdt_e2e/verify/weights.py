@@ -7,7 +7,7 @@ from torch import nn
 
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import WeightMismatchError
-from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.checksum import as_bytes, checksum
 
 MISMATCH_MARK = "are not what the checkpoint gives"
 NOT_WEIGHTS = frozenset({"kv_cache"})
@@ -23,7 +23,7 @@ def fingerprint(tensor: torch.Tensor) -> str:
     Returns:
         Text such as `float8_e4m3fn[576, 256]:1f0c...`; equal for equal values only.
     """
-    total = checksum(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+    total = checksum(as_bytes(tensor))
     shape = list(tensor.shape)
     return f"{str(tensor.dtype).removeprefix('torch.')}{shape}:{total.item() % 2**64:016x}"
 

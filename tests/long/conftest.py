@@ -11,7 +11,12 @@ from rdt_e2e.environment import apply_environment
 from rdt_e2e.mini_kimi import ensure_mini_kimi
 from tests.live import cluster_up
 
-LARGEST = {"trainer.num_ranks": 4, "inference.data_parallel": 4, "sync.stall_timeout_s": 20}
+LARGEST = {
+    "trainer.num_ranks": 4,
+    "inference.data_parallel": 4,
+    "sync.stall_timeout_s": 20,
+    "sync.heartbeat_timeout_s": 10,
+}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,7 +61,7 @@ def short_stall(stack: Stack) -> Any:
 
 
 def test_a_name_that_nobody_serves_is_refused_at_once(live: Stack) -> None:
-    live.trainers.call("begin_sync", 2, timeout_s=60)
+    live.trainers.call("begin_sync", [0, 1], timeout_s=60)
     with pytest.raises(SyncError, match=r"does not serve model\.nothing, asked for by consumer"):
         live.on_trainers(produce([("model.nothing", ())], OWN, 0))
     live.sync()
@@ -69,13 +69,13 @@ def test_a_name_that_nobody_serves_is_refused_at_once(live: Stack) -> None:
 
 
 def test_a_pull_whose_group_never_comes_names_the_group(short_stall: Stack) -> None:
-    short_stall.trainers.call("begin_sync", 2, timeout_s=60)
+    short_stall.trainers.call("begin_sync", [0, 1], timeout_s=60)
     with pytest.raises(PullTimeoutError, match=r"made no progress for 3 s.*gather of after layers"):
         short_stall.on_trainers(produce([(NORM, ())], OWN, 0))
 
 
 def test_consumers_that_never_signal_are_named(short_stall: Stack) -> None:
-    short_stall.trainers.call("begin_sync", 2, timeout_s=60)
+    short_stall.trainers.call("begin_sync", [0, 1], timeout_s=60)
     with pytest.raises(PullTimeoutError, match=r"before layers has 0 of 2 free signals"):
         short_stall.trainers.call("run_gathers", timeout_s=60)
 

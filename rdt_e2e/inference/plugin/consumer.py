@@ -16,10 +16,12 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
-from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.checksum import as_bytes, checksum
 from rdt_e2e.inference.plugin.chunk_split import split_scatters
+from rdt_e2e.inference.plugin.heartbeat import Heartbeat
 from rdt_e2e.inference.plugin.internals import (
     LAYERWISE_INFO,
+    CallPlan,
     Chunk,
     PendingPull,
     ProcItem,
@@ -55,6 +57,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
     """
 
     init_info_cls = ConsumerInitInfo
+    _heartbeat: Heartbeat | None = None
 
     def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
         """Bake, plan and register as vLLM does; then freeze the object graph, static from here on."""
@@ -66,7 +69,10 @@ class Consumer(ShardedRDTWeightTransferEngine):
         # A second init, by another trainer: the views of the first plan's chunks are of no use.
         self._pending_frees.clear()
         self._completed_syncs = 0
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         super().init_transfer_engine(init_info)
+        self._heartbeat = Heartbeat(self._router._actors, self._router.consumer_id)
         # A collection over the plan's objects would cost a pull its tail.
         gc.collect()
         gc.freeze()
@@ -96,6 +102,12 @@ class Consumer(ShardedRDTWeightTransferEngine):
         frees = list(self._pending_frees)
         self._wait(frees, "free signals", f"{len(frees)} free signals to be counted")
         super().drain_pending()
+
+    def shutdown(self) -> None:
+        """Stop reporting, then end as the released engine does."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        super().shutdown()
 
     def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
         """Compare the checksums of this sync's pulls with those of the producers.
@@ -162,6 +174,32 @@ class Consumer(ShardedRDTWeightTransferEngine):
             for part in split_scatters(scatters, limit)
         ]
 
+    def _run_chunk_pipeline(self, plan: CallPlan) -> None:
+        """Pull every chunk, some ahead, with a slot to spare.
+
+        The released engine issues a pull into the slot that has just landed, and so waits for its
+        scatter. From three slots on, one of them is kept out of flight here: the next pull goes into
+        the slot whose scatter had a whole pull's time to end. Nothing is registered during a sync,
+        so that the first one needs no care.
+        """
+        for group in plan.pre_free:
+            self._signal_group_done(group)
+        most = self._ring_depth - 1 if self._ring_depth > 2 else self._ring_depth
+        for number, chunk in enumerate(plan.chunks):
+            if len(self._in_flight) >= most:
+                self._land_one()
+            self._issue_pull(chunk, number % self._ring_depth)
+        while self._in_flight:
+            self._land_one()
+
+    def _land_one(self) -> None:
+        """Wait for the oldest pull, hand it on, and signal the groups that end with it."""
+        pending, chunk = self._in_flight[0]
+        results = self._complete_pull(pending)
+        self._dispatch_item(ProcItem(chunk=chunk, results=results, slot=pending.slot))
+        for group in chunk.free:
+            self._signal_group_done(group)
+
     def _issue_pull(self, chunk: Chunk, slot: int) -> PendingPull:
         pending = super()._issue_pull(chunk, slot)
         self._in_flight.append((pending, chunk))
@@ -184,7 +222,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
             self._pull_sums[chunk.owner, chunk.seq] = checksum(blob)
         if self._settings.slice_checksums:
             for key, piece in item.results.items():
-                self._slice_sums[key] = checksum(piece.reshape(-1).view(torch.uint8))
+                self._slice_sums[key] = checksum(as_bytes(piece))
 
     def _materialize(self, chunk: Chunk) -> None:
         """Make the parameters of every module whose first slices are in this chunk."""
@@ -201,8 +239,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
         """Copy a landed chunk's slices into the parameters."""
         scatters = self._scatters.get(id(item.chunk))
         if scatters is None:
-            scatters = self._scatters[id(item.chunk)] = ScatterList(item.chunk.scatters)
-        scatters.copy(item.results)
+            scatters = self._scatters[id(item.chunk)] = ScatterList(item.chunk)
+        scatters.copy(self._dest_buffers[item.slot][torch.uint8], item.results)
 
     def _settle(self) -> None:
         """Let what is still in flight land or fail: it must not land in the next sync's slots."""

@@ -11,6 +11,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.sharded_rdt_engine import (
     ShardedRDTWeightTransferEngine,
     ShardedRDTWeightTransferInitInfo,
+    _CallPlan,
     _Chunk,
     _PendingPull,
     _ProcItem,
@@ -30,6 +31,7 @@ from rdt_e2e.errors import EnvironmentCheckError
 TESTED_RELEASE = "0.32."
 """Releases of vLLM this plugin was read against and run on."""
 
+CallPlan = _CallPlan
 Chunk = _Chunk
 PendingPull = _PendingPull
 ProcItem = _ProcItem
@@ -38,6 +40,7 @@ copy_into_kernel_storage = _copy_and_restore_kernel_tensors
 
 __all__ = [
     "LAYERWISE_INFO",
+    "CallPlan",
     "Chunk",
     "PendingPull",
     "ProcItem",

@@ -1,73 +1,130 @@
 """Copying a landed chunk into the parameters it was pulled for."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from rdt_e2e.trainer.packing import Source, source
-
 WORD_BYTES = 8
+MAX_INTERLEAVE = 4
+"""Experts' slices of several kinds take turns in a blob; runs are looked for in each of this many."""
+
+
+class Copy(NamedTuple):
+    """One copy, in words of the parameter and of the slot."""
+
+    target: int
+    source: int
+    length: int
+
+
+class Run(NamedTuple):
+    """`num_copies` copies of `length` words at constant distances, made as one strided copy."""
+
+    target: int
+    source: int
+    length: int
+    num_copies: int
+    target_step: int
+    source_step: int
 
 
 class ScatterList:
-    """The copies of one chunk, ready to be made in every sync.
+    """The copies of one chunk, found once and made in every sync.
 
-    Copies into contiguous regions are made as eight-byte words, in one call for all of them: one by
-    one, the 300 copies of a Kimi K2 layer take longer to launch than to run.
+    A Kimi K2 layer lands in some 300 slices. One by one, their copies take longer to launch than to
+    run; the rows of a stack of experts lie at constant distances on both sides, so that they go in a
+    few strided copies of eight-byte words. What does not fit that is copied slice by slice.
 
     Args:
-        scatters: Recorded copies, each into a strided region of a parameter.
+        chunk: A pull of the plan: its keys, their places in the blob, and the recorded copies.
 
-    Source: `_Scatter` in `vllm/distributed/weight_transfer/sharded_rdt_fake.py` (0.32.0).
+    Source: `_Chunk` and `_Scatter` in `vllm/distributed/weight_transfer/` (0.32.0).
     """
 
-    def __init__(self, scatters: Sequence[Any]) -> None:
-        self._copies = [(one, _word_range(one)) for one in scatters]
-        self._sources: dict[int, Source] = {}
+    def __init__(self, chunk: Any) -> None:
+        offsets = {key: place[0] for key, place in zip(chunk.keys, chunk.pack_layout, strict=True)}
+        self._plain: list[Any] = []
+        scatters: dict[tuple[int, str], list[Any]] = defaultdict(list)
+        copies: dict[tuple[int, str], list[Copy]] = defaultdict(list)
+        for scatter in chunk.scatters:
+            words = _word_range(scatter)
+            if words is None or offsets[scatter.src] % WORD_BYTES:
+                self._plain.append(scatter)
+                continue
+            owner = (id(scatter.layer), scatter.param_name)
+            scatters[owner].append(scatter)
+            copies[owner].append(Copy(words[0], offsets[scatter.src] // WORD_BYTES, words[1]))
+        self._stacks = [(scatters[owner], find_runs(copies[owner])) for owner in scatters]
 
     @torch.no_grad()
-    def copy(self, results: Mapping[Any, torch.Tensor]) -> None:
+    def copy(self, blob: torch.Tensor, results: Mapping[Any, torch.Tensor]) -> None:
         """Copy every landed slice to its place.
 
         Args:
-            results: Slice by source, views of a receive slot that stay the same for each slot.
+            blob: The slot, 1-D uint8, at an address and of a length that are whole words.
+            results: The slices by source, views of the slot.
         """
-        targets: list[torch.Tensor] = []
-        words: list[torch.Tensor] = []
-        flat: dict[int, torch.Tensor | None] = {}
-        for scatter, word_range in self._copies:
+        source = blob[: blob.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
+        plain = list(self._plain)
+        for scatters, runs in self._stacks:
+            first = scatters[0]
+            target = _as_words(getattr(first.layer, first.param_name), first.dtype)
+            if target is None:
+                plain += scatters
+                continue
+            for run in runs:
+                shape = (run.num_copies, run.length)
+                target.as_strided(shape, (run.target_step, 1), run.target).copy_(
+                    source.as_strided(shape, (run.source_step, 1), run.source)
+                )
+        for scatter in plain:
             parameter = getattr(scatter.layer, scatter.param_name)
-            piece = results[scatter.src]
-            landed = self._source(piece)
-            target = None
-            if word_range is not None and landed.words is not None:
-                if id(parameter) not in flat:
-                    flat[id(parameter)] = _as_words(parameter.data)
-                whole = flat[id(parameter)]
-                if whole is not None and parameter.dtype == scatter.dtype:
-                    target = whole[word_range[0] : word_range[1]]
-            if target is None or landed.words is None:
-                place = parameter.data.as_strided(scatter.shape, scatter.stride, scatter.offset)
-                with torch._C.DisableTorchFunctionSubclass():
-                    place.copy_(piece)
-            else:
-                targets.append(target)
-                words.append(landed.words)
-        if targets:
-            torch._foreach_copy_(targets, words)
+            place = parameter.data.as_strided(scatter.shape, scatter.stride, scatter.offset)
+            with torch._C.DisableTorchFunctionSubclass():
+                place.copy_(results[scatter.src])
 
-    def _source(self, piece: torch.Tensor) -> Source:
-        found = self._sources.get(id(piece))
-        if found is None:
-            # Holds the slice too, so that its id stays its own.
-            found = self._sources[id(piece)] = source(piece)
-        return found
+
+def find_runs(copies: Sequence[Copy]) -> list[Run]:
+    """Join copies of one length at constant distances into as few runs as are easily found."""
+    runs: list[Run] = []
+    by_length: dict[int, list[Copy]] = defaultdict(list)
+    for copy in sorted(copies):
+        by_length[copy.length].append(copy)
+    for same in by_length.values():
+        best = _greedy_runs(same)
+        for step in range(2, 1 + MAX_INTERLEAVE):
+            found = [run for first in range(step) for run in _greedy_runs(same[first::step])]
+            if len(found) < len(best):
+                best = found
+        runs += best
+    return runs
+
+
+def _greedy_runs(copies: Sequence[Copy]) -> list[Run]:
+    runs: list[Run] = []
+    for copy in copies:
+        last = runs[-1] if runs else None
+        if last is not None:
+            steps = (last.target_step, last.source_step)
+            end = last.num_copies - 1
+            gap = (
+                copy.target - (last.target + end * last.target_step),
+                copy.source - (last.source + end * last.source_step),
+            )
+            if last.num_copies == 1 or gap == steps:
+                runs[-1] = last._replace(
+                    num_copies=last.num_copies + 1, target_step=gap[0], source_step=gap[1]
+                )
+                continue
+        runs.append(Run(*copy, num_copies=1, target_step=copy.length, source_step=copy.length))
+    return runs
 
 
 def _word_range(scatter: Any) -> tuple[int, int] | None:
-    """First and last word of a region in its parameter's memory, if it is one run of whole words."""
+    """First word and number of words of a region in its parameter, if it is one run of whole words."""
     expected = 1
     for size, stride in zip(reversed(scatter.shape), reversed(scatter.stride), strict=True):
         if size != 1 and stride != expected:
@@ -77,13 +134,15 @@ def _word_range(scatter: Any) -> tuple[int, int] | None:
     start, length = scatter.offset * item, math.prod(scatter.shape) * item
     if start % WORD_BYTES or length % WORD_BYTES:
         return None
-    return start // WORD_BYTES, (start + length) // WORD_BYTES
+    return start // WORD_BYTES, length // WORD_BYTES
 
 
-def _as_words(parameter: torch.Tensor) -> torch.Tensor | None:
-    if not parameter.is_contiguous() or parameter.storage_offset() != 0:
+def _as_words(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A parameter's memory as words; None if it has another dtype, gaps or an odd address."""
+    data = parameter.data
+    if data.dtype != dtype or not data.is_contiguous() or data.storage_offset() != 0:
         return None
-    raw = parameter.detach().reshape(-1).view(torch.uint8)
+    raw = data.reshape(-1).view(torch.uint8)
     if raw.numel() % WORD_BYTES or raw.data_ptr() % WORD_BYTES:
         return None
     return raw.view(torch.int64)

@@ -88,7 +88,7 @@ def test_resident_groups_peak_where_the_gather_cache_lets_them(lookahead, gather
     groups = gathered_groups(layout, gather)
     shards = TrackedShards(gathered_bytes(layout, deployment))
     cache = GatherCache(groups, lookahead, 60, 0)
-    cache.begin(1)
+    cache.begin([0])
 
     def consume():
         for group in groups:

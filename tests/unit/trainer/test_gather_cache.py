@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rdt_e2e.checkpoint.layout import GatherGroup
-from rdt_e2e.errors import GatherError, PullTimeoutError, SyncError
+from rdt_e2e.errors import ConsumerLostError, GatherError, PullTimeoutError, SyncError
 from rdt_e2e.trainer.gather_cache import GatherCache
 
 GROUPS = tuple(
@@ -17,7 +17,7 @@ JOIN_S = 20
 
 def cache(lookahead=1, stall_timeout_s=10.0, num_consumers=2, **kwargs):
     made = GatherCache(GROUPS, lookahead, stall_timeout_s, 5, **kwargs)
-    made.begin(num_consumers)
+    made.begin(range(num_consumers))
     return made
 
 
@@ -125,7 +125,7 @@ def test_begin_clears_the_last_syncs_failure_and_signals():
     made = cache()
     made.signal_free(0)
     made.fail("x")
-    made.begin(1)
+    made.begin([0])
     made.publish(GROUPS[0], tensors(GROUPS[0]))
     assert made.get(["a0"], consumer_id=0)
 
@@ -173,3 +173,38 @@ def test_progress_anywhere_puts_the_stall_off():
         made.served()
     made.publish(GROUPS[1], tensors(GROUPS[1]))
     assert int(waiting.outcome()["a1"]) == 1
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_silent_consumer_is_named_before_the_stall_limit():
+    clock = Clock()
+    made = cache(clock=clock, stall_timeout_s=1000, heartbeat_timeout_s=30)
+    made.hear(0, "process 11 on 10.0.0.1")
+    made.hear(1, "process 12 on 10.0.0.2")
+    clock.now = 29.0
+    made.hear(0, "process 11 on 10.0.0.1")
+    clock.now = 31.0
+    with pytest.raises(
+        ConsumerLostError, match=r"consumer 1 \(process 12 on 10\.0\.0\.2\).*for 31 s"
+    ):
+        made.get(["a1"], consumer_id=0)
+
+
+def test_silence_counts_from_the_begin_of_the_sync_and_only_for_those_who_take_part():
+    clock = Clock()
+    made = cache(clock=clock, heartbeat_timeout_s=30, num_consumers=2)
+    clock.now = 100.0
+    made.begin([1])
+    made.hear(0, "left out")
+    clock.now = 129.0
+    made.publish(GROUPS[0], tensors(GROUPS[0]))
+    assert set(made.get(["a0"], consumer_id=1)) == {"a0"}
