@@ -9,7 +9,7 @@ TARGET ?= cpu
 ARGS ?=
 
 BIN := .venv/bin
-SOURCES := rdt_e2e tests setup.py
+SOURCES := rdt_e2e tests setup.py ansible/library ansible/filter_plugins ansible/roles
 SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
 
 .PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean

@@ -25,8 +25,10 @@ def num_cuda_devices() -> int:
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
 
 
-def has_container_daemon() -> bool:
-    """Whether `docker` is there and its daemon answers."""
+def has_container_engine() -> bool:
+    """Whether containers can be run: podman as root, or `docker` with a daemon that answers."""
+    if shutil.which("podman") is not None and os.geteuid() == 0:
+        return True
     if shutil.which("docker") is None:
         return False
     return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
@@ -46,6 +48,6 @@ def skip_without_devices(items: list[pytest.Item]) -> None:
     if CLUSTER_ADDRESS not in os.environ:
         for item in marked["cluster"]:
             item.add_marker(pytest.mark.skip(reason=f"needs {CLUSTER_ADDRESS}"))
-    if marked["containers"] and not has_container_daemon():
+    if marked["containers"] and not has_container_engine():
         for item in marked["containers"]:
-            item.add_marker(pytest.mark.skip(reason="needs a Docker daemon"))
+            item.add_marker(pytest.mark.skip(reason="needs podman as root, or a Docker daemon"))

@@ -175,16 +175,6 @@ def test_progress_anywhere_puts_the_stall_off():
     assert int(waiting.outcome()["a1"]) == 1
 
 
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_a_silent_consumer_is_named_before_the_stall_limit():
     clock = Clock()
     made = cache(clock=clock, stall_timeout_s=1000, heartbeat_timeout_s=30)
