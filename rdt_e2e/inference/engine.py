@@ -103,7 +103,7 @@ class InferenceFleet:
 
     Attributes:
         replica: Which of the run's independent engines this is, from 0.
-        lost: Set by the session when a sync was given up and the engine did not answer any more.
+        lost: Set by `probe` once a rank no longer answered.
         nics: What `pin_nic` chose, for the ranks of the first data-parallel rank; empty before init.
     """
 
@@ -158,9 +158,16 @@ class InferenceFleet:
         await self._bounded(call, "init and bake", timeout_s)
 
     async def pause(self) -> None:
-        """Stop generation, aborting what runs; requests wait until `resume`."""
+        """Stop generation, aborting what runs; requests wait until `resume`.
+
+        An engine that is paused is left as it is: to pause, data-parallel ranks agree through a dummy
+        batch, which kills an engine whose weights an interrupted sync left on the meta device.
+        """
+        timeout_s = self._config.sync.sync_timeout_s
+        if await self._bounded(self._engine.is_paused(), "asking for the pause", timeout_s):
+            return
         call = self._engine.pause_generation(mode="abort")
-        await self._bounded(call, "pause", self._config.sync.sync_timeout_s)
+        await self._bounded(call, "pause", timeout_s)
 
     async def resume(self) -> None:
         """Generate again."""
@@ -222,6 +229,17 @@ class InferenceFleet:
     async def abandon(self) -> None:
         """End an update that failed elsewhere, so that the next `start_sync` is accepted."""
         await self.call_workers("abandon_update", timeout_s=self._config.sync.sync_timeout_s)
+
+    async def probe(self, timeout_s: float) -> bool:
+        """Whether every rank still answers; an engine that does not is `lost` from then on.
+
+        vLLM does not always notice itself: an engine core that waits for a dead worker waits on.
+        """
+        try:
+            await asyncio.wait_for(self._engine.collective_rpc("transfer_memory"), timeout_s)
+        except Exception:  # noqa: BLE001 - whatever it is, the engine is of no use
+            self.lost = True
+        return not self.lost
 
     async def transfer_memory(self) -> dict[str, Any]:
         """What the first rank holds for the transfer."""

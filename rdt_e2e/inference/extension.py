@@ -87,6 +87,7 @@ class WeightCheck:
 
         Without it vLLM refuses the next start on the ranks whose own update went well.
         """
+        self.weight_transfer_engine.abandon()
         self._weight_update_active = False
 
     def transfer_memory(self) -> dict[str, Any]:

@@ -103,7 +103,10 @@ def ring_advice(consumers: Sequence[ConsumerPlan], deployment: Deployment) -> tu
             f"{span} that a RoCE translation cache was seen to cover"
         )
     if depth > 2:
-        lines.append("sync.num_buffers above 2 made syncs slower where it was measured over RoCE")
+        lines.append(
+            "sync.num_buffers=3 made syncs a third faster over NVLink; over RoCE more than 2 was "
+            "seen to slow the released engine down: measure it"
+        )
     if deployment.presize_bytes and deployment.presize_bytes < largest:
         lines.append(
             f"slots are sized for the largest pull ({_size(largest)}) anyway: "

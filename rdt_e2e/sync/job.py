@@ -7,7 +7,7 @@ from typing import Any
 
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import EngineError
+from rdt_e2e.errors import ConsumerLostError, EngineError
 from rdt_e2e.sync.record import RunRecord, SyncTiming
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet
@@ -59,7 +59,7 @@ async def sync_live(run: LiveRun) -> SyncTiming:
     session = run.session
     try:
         return await session.sync()
-    except EngineError as error:
+    except (EngineError, ConsumerLostError) as error:
         dead = [fleet for fleet in session.replicas if fleet.is_dead]
         if not dead or len(dead) == len(session.replicas):
             raise

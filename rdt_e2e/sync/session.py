@@ -137,11 +137,12 @@ class SyncSession:
             reason = f"{type(error).__name__}: {_first_line(error)}"
             with contextlib.suppress(RdtE2EError):
                 self._trainers.call("end_sync", reason, timeout_s=END_TIMEOUT_S)
-            # Pulls fail at once now; an engine that says nothing has lost a process.
-            _, silent = await asyncio.wait(jobs, timeout=END_TIMEOUT_S)
-            for replica, job in zip(self.replicas, jobs, strict=True):
-                replica.lost = replica.lost or job in silent
+            # Pulls fail at once now; what has not answered by then is not going to.
+            await asyncio.wait(jobs, timeout=END_TIMEOUT_S)
+            for job in jobs:
                 job.cancel()
+            if not isinstance(error, asyncio.CancelledError):
+                await asyncio.gather(*(one.probe(END_TIMEOUT_S) for one in self.replicas))
             raise
 
     async def _watch(self, jobs: Sequence["asyncio.Future[None]"], gathers: Sequence[Any]) -> None:

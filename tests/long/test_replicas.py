@@ -14,6 +14,9 @@ from tests.fault_table import FaultTable
 from tests.live import Stack, engine_up, trainers_up
 from tests.long.conftest import LARGEST
 
+# vLLM's own monitor thread ends with an exception when an engine core is lost.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 REPLICAS = LARGEST | {
     "trainer.num_ranks": 2,
     "inference.data_parallel": 1,

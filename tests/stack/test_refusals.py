@@ -29,10 +29,6 @@ def produce(keys: Any, consumer_id: Any, seq: Any) -> Any:
         (produce([(NORM, ())], 7, 0), "consumer 7 pulls without a reserved serve ring"),
         (produce([(NORM, ())], OWN, 0), "pull 0 was served already in this sync"),
         (produce([(NORM, ())], OWN, 999), "before pull"),
-        (produce([(NORM, (("to", ("cpu",), ()),))], OWN, 0), "op 'to' is not allowed"),
-        (produce([(NORM, ("view",))], OWN, 0), "malformed op"),
-        (produce([NORM], OWN, 0), "malformed key"),
-        (produce([], OWN, 0), "a pull of no names"),
         (lambda worker: worker.free_group(10_000), "no gather group 10000"),
         (lambda worker: worker.free_group(0), "3 free signals for"),
         (lambda worker: worker.reserve_serve_buffer(0, 1 << 50, None), "largest gather group"),
@@ -42,6 +38,22 @@ def produce(keys: Any, consumer_id: Any, seq: Any) -> Any:
 def test_it_is_refused_by_name(live: Stack, call: Any, message: str) -> None:
     with pytest.raises(SyncError, match=message):
         live.on_trainers(call)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([(NORM, (("to", ("cpu",), ()),))], "op 'to' is not allowed"),
+        ([(NORM, ("view",))], "malformed op"),
+        ([NORM], "malformed key"),
+        ([], "a pull of no names"),
+        (None, "a pull of no names"),
+    ],
+)
+def test_a_malformed_pull_is_refused_by_name(live: Stack, keys: Any, message: str) -> None:
+    live.trainers.call("begin_sync", [0, 1], timeout_s=60)  # Or its number is refused first.
+    with pytest.raises(SyncError, match=message):
+        live.on_trainers(produce(keys, OWN, 0))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ bytes of one pull, a checksum of every blob that lands, and a limit on every wai
 who was waited for.
 """
 
+import contextlib
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -242,11 +243,21 @@ class Consumer(ShardedRDTWeightTransferEngine):
             scatters = self._scatters[id(item.chunk)] = ScatterList(item.chunk)
         scatters.copy(self._dest_buffers[item.slot][torch.uint8], item.results)
 
+    def abandon(self) -> None:
+        """Forget an update that failed here or on another rank, so that nothing of it comes later."""
+        self._settle()
+        # What was queued for processing belongs to the failed sync, and so does its error.
+        with contextlib.suppress(Exception):
+            super().drain_pending()
+
     def _settle(self) -> None:
-        """Let what is still in flight land or fail: it must not land in the next sync's slots."""
-        for pending, _ in self._in_flight:
-            ray.wait([pending.ref], timeout=self._settings.wait_timeout_s, fetch_local=False)
+        """Let what is still under way end: it must neither land nor count in the next sync."""
+        refs = [pending.ref for pending, _ in self._in_flight] + list(self._pending_frees)
+        if refs:
+            limit_s = self._settings.wait_timeout_s
+            ray.wait(refs, num_returns=len(refs), timeout=limit_s, fetch_local=False)
         self._in_flight = []
+        self._pending_frees.clear()
 
     def _wait(self, refs: Sequence[Any], what: str, waited_for: str) -> None:
         limit_s = self._settings.wait_timeout_s
