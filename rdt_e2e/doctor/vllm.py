@@ -35,7 +35,7 @@ def _build(context: Context) -> Finding:
     wanted = _BUILDS[context.config.trainer.device]
     if name != wanted and not context.at_build:
         target = context.config.trainer.device
-        return fail(f"{text}, but trainer.device is {target}", f"make setup TARGET={target}")
+        return fail(f"{text}, but trainer.device is {target}", f"make setup LOCK={target}")
     if version.partition("+")[0] != RELEASE:
         return fail(f"{text}; the plugin was checked against {RELEASE}", "make setup")
     return ok(text)

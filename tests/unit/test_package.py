@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "doctor/pair.py",
         "bench/",
     ),
+    "kubernetes": ("cluster/kube_api.py",),
     "transformers": ("mini_kimi/", "inference/"),
 }
 """Library to the parts of the package that may import it; a part is a folder or a file."""

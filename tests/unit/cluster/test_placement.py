@@ -2,13 +2,14 @@
 
 import pytest
 
-from rdt_e2e.cluster.placement import choose_nodes
+from rdt_e2e.cluster.placement import check_driver, choose_nodes
 from rdt_e2e.config import load_config
 from rdt_e2e.errors import EnvironmentCheckError
 
 
-def node(address, gpus, alive=True):
-    return {"NodeManagerAddress": address, "Alive": alive, "Resources": {"GPU": gpus, "CPU": 8}}
+def node(address, gpus, alive=True, **resources):
+    held = {"GPU": gpus, "CPU": 8, **resources}
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": held}
 
 
 def config(trainers, consumers):
@@ -27,6 +28,10 @@ def config(trainers, consumers):
         ([node("10.0.0.1", 8)], 4, 4, ("10.0.0.1", "10.0.0.1")),
         ([node("a", 2, alive=False), node("b", 2), node("c", 2)], 2, 2, ("b", "c")),
         ([node("a", 0), node("b", 2), node("c", 2)], 2, 2, ("b", "c")),
+        # Roles decide, not addresses; a lost node's role counts for nothing.
+        ([node("a", 2, inference=1), node("b", 2, trainer=1)], 2, 2, ("b", "a")),
+        ([node("a", 2, inference=1), node("b", 2)], 2, 2, ("b", "a")),
+        ([node("a", 2, trainer=1, alive=False), node("b", 2), node("c", 2)], 2, 2, ("b", "c")),
     ],
 )
 def test_fleets_land_where_they_fit(nodes, trainers, consumers, expected):
@@ -46,3 +51,11 @@ def test_fleets_land_where_they_fit(nodes, trainers, consumers, expected):
 def test_too_few_gpus_name_the_key_and_the_nodes(nodes, trainers, consumers, message):
     with pytest.raises(EnvironmentCheckError, match=message):
         choose_nodes(nodes, config(trainers, consumers))
+
+
+def test_driver_of_several_ranks_belongs_on_the_inference_node():
+    check_driver("10.0.0.2", "10.0.0.2", config(2, 2))
+    # A single rank's engine is a child of the driver, and its workers may be anywhere.
+    check_driver("10.0.0.1", "10.0.0.2", config(2, 1))
+    with pytest.raises(EnvironmentCheckError, match=r"must be started on .* 10\.0\.0\.2"):
+        check_driver("10.0.0.1", "10.0.0.2", config(2, 2))

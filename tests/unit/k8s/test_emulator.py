@@ -1,0 +1,167 @@
+"""Real kubectl, through the deployment's own code, against an emulated API server on loopback.
+
+The emulator stores and merges objects; it knows no schema, no admission and no controllers, and cannot
+create a Namespace, so that one document is left out here.
+"""
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+
+import pytest
+from kmock import KubernetesEmulator, ResourceInfo, Server
+
+from rdt_e2e.cluster.kube_api import OfficialApi, contexts
+from rdt_e2e.cluster.kubectl import Kubectl
+from rdt_e2e.errors import EnvironmentCheckError
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl"),
+    # kmock 0.8 reads its own data the old way.
+    pytest.mark.filterwarnings("ignore:read_binary is deprecated:DeprecationWarning"),
+]
+
+VERBS = {"get", "list", "create", "patch", "delete", "watch", "update"}
+
+
+class Emulator(KubernetesEmulator):  # type: ignore[misc]  # it carries no types
+    """kmock 0.8 calls the core group's version "/v1", which kubectl does not take."""
+
+    async def _serve_version(self, request):
+        answer = await super()._serve_version(request)
+        answer["groupVersion"] = answer["groupVersion"].lstrip("/")
+        return answer
+
+
+def emulator():
+    emulated = Emulator()
+    for kind in ("RayCluster", "RayJob"):
+        emulated.resources[f"ray.io/v1/{kind.lower()}s"] = ResourceInfo(
+            kind=kind,
+            namespaced=True,
+            verbs=VERBS,
+            singular=kind.lower(),
+            shortnames=set(),
+            categories=set(),
+            subresources=set(),
+        )
+    emulated.resources.load_bundled()
+    return emulated
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """Makes a `Kubectl` for the emulator's address."""
+
+    def at(url):
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "emulated",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "emulated", "context": {"cluster": "c", "user": "u"}}],
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        program = tmp_path / "kubectl-emulated"
+        # The emulator has no schema to validate against.
+        program.write_text(
+            "#!/bin/bash\noptions=()\n"
+            'case "$*" in *" apply "*) options=(--validate=false) ;; esac\n'
+            'exec kubectl "$@" "${options[@]}"\n'
+        )
+        program.chmod(0o755)
+        return Kubectl("emulated", str(program))
+
+    return at
+
+
+@pytest.fixture
+def unused_port():
+    """A port of the loopback address on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+async def served(work):
+    """Run blocking work with the emulator's address."""
+    async with emulator() as emulated, Server(emulated) as server:
+        return await asyncio.to_thread(work, str(server.url).rstrip("/"))
+
+
+def budget(client):
+    """The disruption budget as the server has it."""
+    command = ["get", "-n", "rdt-e2e", "poddisruptionbudget", "ray-nodes", "-o", "json"]
+    found = subprocess.run([client.program, *command], check=True, capture_output=True, text=True)
+    return json.loads(found.stdout)["spec"]
+
+
+def words(lines):
+    return {line.rsplit(maxsplit=1)[-1] for line in lines}
+
+
+def test_apply_apply_again_and_delete(rendered, jobs, kubectl):
+    documents = [one for one in rendered(None) if one["kind"] != "Namespace"]
+    documents += list(jobs.values())
+
+    def work(url):
+        client = kubectl(url)
+        first, before = client.apply(documents), budget(client)
+        second, after = client.apply(documents), budget(client)
+        on_server = subprocess.run(
+            [client.program, "--context=emulated", "apply", "--server-side", "-f", "-"],
+            input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}),
+            capture_output=True,
+            text=True,
+        )
+        gone, again = client.delete(documents), client.delete(documents)
+        return (first, before), (second, after), on_server, gone, again
+
+    (first, before), (second, after), on_server, gone, again = asyncio.run(served(work))
+    assert len(first) == len(documents)
+    assert words(first) == {"created"}
+    # kubectl replaces a budget's selector whole each time, and says so; it stays the same.
+    changed = [one for one in second if not one.endswith(" unchanged")]
+    assert changed == ["poddisruptionbudget.policy/ray-nodes configured"]
+    assert before == after
+    assert before["selector"]["matchLabels"]
+    assert on_server.returncode == 0, on_server.stderr
+    assert words(on_server.stdout.splitlines()) == {"serverside-applied"}
+    assert len(gone) == len(documents)
+    assert again == []
+
+
+def test_questions_through_the_official_client(rendered, jobs, kubectl):
+    documents = [one for one in rendered(None) if one["kind"] == "RayCluster"]
+
+    def work(url):
+        kubectl(url).apply(documents)
+        api = OfficialApi("emulated")
+        missing = api.ray_object("rayjobs", "rdt-e2e", "sync")
+        api.create_ray_job("rdt-e2e", jobs["sync"])
+        job = api.ray_object("rayjobs", "rdt-e2e", "sync")
+        cluster = api.ray_object("rayclusters", "rdt-e2e", "rdt-e2e")
+        return contexts(), missing, job, cluster, api.namespace("other"), api.crd("rayjobs.ray.io")
+
+    known, missing, job, cluster, namespace, crd = asyncio.run(served(work))
+    assert known == (["emulated"], "emulated")
+    assert (missing, namespace, crd) == (None, None, None)
+    assert job["spec"]["entrypoint"] == jobs["sync"]["spec"]["entrypoint"]
+    assert cluster["metadata"]["name"] == "rdt-e2e"
+
+
+def test_cluster_that_does_not_answer_is_named(kubectl, unused_port):
+    kubectl(f"http://127.0.0.1:{unused_port}")
+    with pytest.raises(EnvironmentCheckError, match=rf"127\.0\.0\.1:{unused_port} does not answer"):
+        OfficialApi("emulated").nodes()
+
+
+def test_no_kubeconfig_is_an_error_with_a_fix(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentCheckError, match="set KUBECONFIG"):
+        contexts()
