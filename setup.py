@@ -9,5 +9,9 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["rdt_e2e", "rdt_e2e.*"]), "rdt_e2e.configs"],
     package_dir={"rdt_e2e.configs": "configs"},
-    package_data={"rdt_e2e": ["py.typed"], "rdt_e2e.configs": ["*.yaml"]},
+    package_data={
+        "rdt_e2e": ["py.typed"],
+        "rdt_e2e.configs": ["*.yaml"],
+        "rdt_e2e.profiling": ["templates/*.j2"],
+    },
 )

@@ -8,7 +8,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -40,6 +40,8 @@ class _Section(BaseModel):
     def _no_yes_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """Refuse ``true`` where a number is meant, which pydantic would read as 1."""
         field = cls.model_fields[str(info.field_name)]
+        if value is False and "off" in get_args(field.annotation):
+            return "off"  # YAML 1.1 reads a bare off as false.
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError(f"is {value}, a yes or no, where another kind of value is needed")
         return value
@@ -228,6 +230,18 @@ class VerifyConfig(_Section):
     large to hold twice."""
 
 
+class ProfilingConfig(_Section):
+    """What is measured while a sync runs; see `rdt_e2e.profiling`."""
+
+    level: Literal["off", "summary", "full"] = "summary"
+    """``off`` hooks into nothing. ``summary`` sums up what each process does and keeps one line per
+    pull. ``full`` also keeps single calls for the timeline and, on CUDA, waits for each processing
+    phase on the device, which slows a sync a little."""
+    node_dir: Path | None = None
+    """Folder on every node for what is measured there until it is collected; none takes one below
+    the system's folder of temporary files."""
+
+
 class PathsConfig(_Section):
     """Where this package writes."""
 
@@ -253,6 +267,7 @@ class Config(_Section):
     inference: InferenceConfig
     sync: SyncConfig = Field(default_factory=SyncConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
+    profiling: ProfilingConfig = Field(default_factory=ProfilingConfig)
     paths: PathsConfig = Field(default_factory=PathsConfig)
 
     @property

@@ -1,13 +1,12 @@
 """Records when chosen methods of live objects run, and gives the objects back as they were."""
 
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ray.experimental.rdt.util import get_tensor_transport_manager
-
+from rdt_e2e.profiling.hooks import Call as FinishedCall
+from rdt_e2e.profiling.hooks import HookSet
+from rdt_e2e.profiling.transport import nixl_transport
 from rdt_e2e.trainer import producer as producer_module
 
 Call = tuple[str, float, float]
@@ -30,45 +29,26 @@ class Trace:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self._lock = threading.Lock()
-        self._undo: list[Callable[[], None]] = []
+        self._hooks = HookSet()
 
     def wrap(self, target: Any, methods: Sequence[str]) -> None:
         """Record these methods of an object, or functions of a module, where they exist."""
         for method in methods:
             if hasattr(target, method):
-                self._wrap_one(target, method)
+                self._hooks.wrap(target, method, self._note)
 
     def wrap_transport(self) -> None:
         """Record the stages of Ray's NIXL transport in this process."""
-        self.wrap(get_tensor_transport_manager("NIXL"), TRANSPORT_METHODS)
+        self.wrap(nixl_transport(), TRANSPORT_METHODS)
 
     def stop(self) -> list[Call]:
         """Put every method back and return what was recorded, by start."""
-        while self._undo:
-            self._undo.pop()()
+        self._hooks.uninstall()
         return sorted(self._calls, key=lambda call: call[1])
 
-    def _wrap_one(self, target: Any, method: str) -> None:
-        original = getattr(target, method)
-        held = vars(target).get(method)
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            started = time.monotonic()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                with self._lock:
-                    self._calls.append((method.lstrip("_"), started, time.monotonic()))
-
-        def undo() -> None:
-            if held is None:
-                delattr(target, method)
-            else:
-                setattr(target, method, held)
-
-        setattr(target, method, recorded)
-        self._undo.append(undo)
+    def _note(self, call: FinishedCall) -> None:
+        # Appending to a list is one step to other threads.
+        self._calls.append((call.stage, call.started, call.ended))
 
 
 def total_seconds(calls: Iterable[Call]) -> dict[str, tuple[int, float]]:

@@ -164,3 +164,21 @@ def bench(
         config, read_overrides(settings), layers, repeats, rounds, names, row_timeout
     )
     raise typer.Exit(run_bench(options, Console(), report))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+) -> None:
+    """Make the reports of a run again from its profile.json, or compare runs.
+
+    Writes profile.txt, trace.json and report.html into each run directory; with two or more runs, comparison.html into the last one. The first run is the baseline.
+
+    \b
+    Examples:
+      rdt-e2e report runs/20260101T120000-local
+      rdt-e2e report runs/before runs/after
+    """
+    from rdt_e2e.profiling import command
+
+    raise typer.Exit(command.report(runs, Console()))

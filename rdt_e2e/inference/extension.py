@@ -18,11 +18,12 @@ from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.synthetic import is_synthetic, named_tensors
 from rdt_e2e.fabric.pinning import pin_nic as choose_nic
 from rdt_e2e.fabric.process import process_figures
+from rdt_e2e.profiling.consumer import SyncProfile
 from rdt_e2e.verify.slices import check_slices
 from rdt_e2e.verify.weights import check_same, fingerprints
 
 
-class WeightCheck:
+class WeightCheck(SyncProfile):
     """Compares what a sync left in a worker with what was sent and with the checkpoint on disk."""
 
     vllm_config: Any

@@ -18,11 +18,12 @@ import ray
 from rdt_e2e.checkpoint.index import CheckpointIndex, read_index
 from rdt_e2e.checkpoint.layout import CheckpointLayout, build_layout
 from rdt_e2e.checkpoint.source import find_checkpoint
-from rdt_e2e.cluster.placement import choose_nodes
+from rdt_e2e.cluster.placement import check_driver, choose_nodes
 from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import RdtE2EError, VerificationError
+from rdt_e2e.profiling.command import write_reports
 from rdt_e2e.sizing.memory import predict_memory
 from rdt_e2e.sync.job import Job, LiveRun, check_text, memory, sync_job
 from rdt_e2e.sync.record import RunRecord, open_run
@@ -95,6 +96,8 @@ def run_job(config: Config, console: Console, job: Job, num_steps: int) -> SyncO
             with console.step("Ray cluster"):
                 cluster = stack.enter_context(cluster_session(config, console))
                 trainer_node, inference_node = choose_nodes(ray.nodes(), config)
+                if config.cluster.target == "ray":
+                    check_driver(ray.util.get_node_ip_address(), inference_node, config)
                 record.facts["nodes"] = {"trainer": trainer_node, "inference": inference_node}
             with console.step(f"trainer fleet: {config.trainer.num_ranks} ranks on {trainer_node}"):
                 trainers = TrainerFleet(config, trainer_node, resident=cluster.stays)
@@ -121,6 +124,7 @@ def run_job(config: Config, console: Console, job: Job, num_steps: int) -> SyncO
         raise
     finally:
         record.write()
+        write_reports(record.folder, console)
         console.info(record.summary())
     return SyncOutcome(record.verdict, record)
 

@@ -8,6 +8,7 @@ from typing import Any
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import ConsumerLostError, EngineError
+from rdt_e2e.profiling.recorder import profiled
 from rdt_e2e.sync.record import RunRecord, SyncTiming
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet
@@ -47,11 +48,12 @@ async def sync_job(run: LiveRun) -> None:
         VerificationError: The text or a weight is wrong.
         RdtE2EError: A sync failed.
     """
-    for iteration in range(1, run.config.sync.iters + 1):
-        with run.console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
-            run.record.syncs.append(await sync_live(run))
-            await check_text(run, f"after sync {iteration}")
-            await check_weights(run, run.root)
+    async with profiled(run) as profile:
+        for iteration in range(1, run.config.sync.iters + 1):
+            with run.console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
+                run.record.syncs.append(await profile.sync(lambda: sync_live(run)))
+                await check_text(run, f"after sync {iteration}")
+                await check_weights(run, run.root)
 
 
 async def sync_live(run: LiveRun) -> SyncTiming:

@@ -28,11 +28,15 @@ class SyncTiming:
         iteration: 1 is the cold one: its collectives and connections are made on the way.
         seconds: Duration of each step in order; their sum is the end-to-end time, pause to resume.
         producers: Counters of each producer, by rank.
+        began: The driver's monotonic clock at the start, in seconds.
+        wall_s: The whole, measured around all steps.
     """
 
     iteration: int
     seconds: Mapping[str, float]
     producers: Sequence[Mapping[str, Any]]
+    began: float = 0.0
+    wall_s: float = 0.0
 
     @property
     def end_to_end_s(self) -> float:

@@ -79,6 +79,7 @@ class SyncSession:
         """
         if not self.replicas:
             raise EngineError("no inference replica is left to sync; start one and join it")
+        began = time.monotonic()
         seconds: dict[str, float] = {}
         trainers = self._trainers
         timeout_s = self._config.sync.sync_timeout_s
@@ -106,7 +107,8 @@ class SyncSession:
             await self._on_all(lambda replica: replica.resume())
         self._failed = False
         self.num_syncs += 1
-        return SyncTiming(self.num_syncs, seconds, producers)
+        wall_s = time.monotonic() - began
+        return SyncTiming(self.num_syncs, seconds, producers, began, wall_s)
 
     def _live_consumers(self) -> list[int]:
         """Ids of the consumers of the live replicas, as each of them works out its own."""
@@ -174,6 +176,6 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
-    started = time.perf_counter()
+    started = time.monotonic()
     yield
-    seconds[step] = time.perf_counter() - started
+    seconds[step] = time.monotonic() - started

@@ -25,6 +25,8 @@ VERBS = (
     "plan",
     "mini-kimi",
     "config",
+    "k8s",
+    "compose",
 )
 
 

@@ -156,6 +156,14 @@ def test_kimi_k2_without_address_says_how_to_give_it():
     assert "--set cluster.address=HOST:PORT" in message
 
 
+@pytest.mark.parametrize("written", ["off", "'off'"])
+def test_off_is_a_level_although_yaml_reads_it_as_false(written, tmp_path):
+    text = (profiles_dir() / "local.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{text}\nprofiling:\n  level: {written}\n")
+    assert load_config(str(path)).profiling.level == "off"
+
+
 def test_error_in_a_file_names_the_file(tmp_path):
     path = edited_profile(tmp_path, sync={"iters": 1, "itres": 2})
     assert message_of(path).startswith(f"{path}: unknown key sync.itres (did you mean iters?)")

@@ -27,6 +27,8 @@ MAY_IMPORT = {
         "sync/driver.py",
         "doctor/pair.py",
         "bench/",
+        "profiling/nodes.py",
+        "profiling/transport.py",
     ),
     "kubernetes": ("cluster/kube_api.py",),
     "transformers": ("mini_kimi/", "inference/"),
@@ -45,6 +47,18 @@ NO_TORCH = (
     "errors.py",
     "fabric/devices.py",
     "fabric/topology.py",
+    "profiling/attribution.py",
+    "profiling/build.py",
+    "profiling/command.py",
+    "profiling/compare.py",
+    "profiling/critical_path.py",
+    "profiling/hooks.py",
+    "profiling/html.py",
+    "profiling/lines.py",
+    "profiling/nodes.py",
+    "profiling/text.py",
+    "profiling/timeline.py",
+    "profiling/trace.py",
     "sizing/",
 )
 """Parts that must answer without torch."""
@@ -102,6 +116,8 @@ def test_installed_copy_holds_profiles_and_every_module(tmp_path):
     assert {f"rdt_e2e/configs/{name}.yaml" for name in profile_names()} <= names
     assert {str(path.relative_to(ROOT)) for path in MODULES} <= names
     assert "rdt_e2e/py.typed" in names
+    templates = (ROOT / "rdt_e2e" / "profiling" / "templates").iterdir()
+    assert {str(path.relative_to(ROOT)) for path in templates} <= names
     assert not [name for name in names if name.startswith("tests")]
 
     done = subprocess.run(

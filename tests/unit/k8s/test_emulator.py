@@ -9,6 +9,7 @@ import json
 import shutil
 import socket
 import subprocess
+from typing import Any
 
 import pytest
 from kmock import KubernetesEmulator, ResourceInfo, Server
@@ -26,11 +27,11 @@ pytestmark = [
 VERBS = {"get", "list", "create", "patch", "delete", "watch", "update"}
 
 
-class Emulator(KubernetesEmulator):  # type: ignore[misc]  # it carries no types
+class Emulator(KubernetesEmulator):
     """kmock 0.8 calls the core group's version "/v1", which kubectl does not take."""
 
     async def _serve_version(self, request):
-        answer = await super()._serve_version(request)
+        answer: Any = await super()._serve_version(request)
         answer["groupVersion"] = answer["groupVersion"].lstrip("/")
         return answer
 

@@ -1,0 +1,101 @@
+"""The files of records: truncation, damage, a full disk, two runs at once, two nodes on one disk."""
+
+import errno
+import json
+import os
+import threading
+
+from rdt_e2e.profiling.lines import MAX_LINE_BYTES, RECORD_VERSION, LineFile, read_records
+from rdt_e2e.profiling.nodes import empty_folder, read_folder, remove_folder
+from rdt_e2e.profiling.place import Place
+
+
+def test_a_restart_empties_the_file_under_a_writer_that_goes_on(tmp_path):
+    file = LineFile(tmp_path / "new" / "consumer-0.jsonl")
+    file.restart()
+    file.append({"iteration": 1})
+    file.restart()
+    file.append({"iteration": 2})
+    file.close()
+    text = (tmp_path / "new" / "consumer-0.jsonl").read_text()
+    assert json.loads(text) == {"v": RECORD_VERSION, "iteration": 2}
+
+
+def test_threads_do_not_mix_their_lines(tmp_path):
+    file = LineFile(tmp_path / "one.jsonl")
+    file.restart()
+
+    def write(number):
+        for _ in range(200):
+            file.append({"iteration": 1, "from": number, "filler": "x" * 500})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file.close()
+    records, num_damaged = read_records((tmp_path / "one.jsonl").read_text().splitlines(), 1)
+    assert (len(records), num_damaged, file.num_dropped) == (800, 0, 0)
+
+
+def test_a_line_beyond_the_limit_is_dropped_and_counted(tmp_path):
+    file = LineFile(tmp_path / "one.jsonl")
+    file.restart()
+    file.append({"iteration": 1, "text": "x" * MAX_LINE_BYTES})
+    file.append({"iteration": 1, "text": "x" * (MAX_LINE_BYTES - 100)})
+    file.close()
+    assert file.num_dropped == 1
+    assert len((tmp_path / "one.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_full_disk_costs_records_and_one_warning(tmp_path, monkeypatch, caplog):
+    file = LineFile(tmp_path / "one.jsonl")
+    file.restart()
+
+    def full(_file, _line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    file.append({"iteration": 1})
+    file.append({"iteration": 1})
+    assert file.num_dropped == 2
+    monkeypatch.undo()
+    file.close()
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_costs_records_and_one_warning(tmp_path, caplog):
+    (tmp_path / "taken").write_text("a file")
+    file = LineFile(tmp_path / "taken" / "one.jsonl")
+    file.restart()
+    file.append({"iteration": 1})
+    assert file.num_dropped == 1
+    assert len(caplog.records) == 1
+
+
+def test_damaged_lines_and_those_of_other_syncs_are_left_out():
+    good = json.dumps({"v": RECORD_VERSION, "iteration": 2, "kind": "row"})
+    late = json.dumps({"v": RECORD_VERSION, "iteration": 1, "kind": "row"})
+    newer = json.dumps({"v": RECORD_VERSION + 1, "iteration": 2})
+    records, num_damaged = read_records([good, good[:20], late, "", "[1]", newer, good], 2)
+    assert len(records) == 2
+    assert num_damaged == 3
+
+
+def test_nodes_on_one_disk_and_runs_at_once_keep_apart(tmp_path):
+    first, second = Place(str(tmp_path), "run-1", "summary"), Place(str(tmp_path), "run-2", "full")
+    for place in (first, second):
+        for node in ("a", "b"):
+            empty_folder(place, node)
+            (place.folder(node) / "consumer-0.jsonl").write_text(f"{place.run} {node}\nsecond\n")
+    assert read_folder(first, "a")[1] == ["run-1 a", "second"]
+    assert read_folder(second, "b")[1] == ["run-2 b", "second"]
+    sample = empty_folder(first, "a")
+    assert sample["memory_total_bytes"] > 0
+    assert read_folder(first, "a")[1] == []
+    assert read_folder(first, "b")[1] == ["run-1 b", "second"]
+    remove_folder(first, "b")
+    assert read_folder(first, "b")[1] == []
+    assert read_folder(second, "b")[1]
