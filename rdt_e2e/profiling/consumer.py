@@ -104,14 +104,7 @@ class ConsumerProfile(ProcessProfile):
             settle=None if inline or not full else _stream_wait(engine, "_quant_stream"),
             expected=True,
         )
-        ours = _module_with(engine, "materialize_layer")
-        hooks.wrap(
-            ours or sys.modules.get(f"{RELOAD}.meta"),
-            "materialize_layer",
-            stage="materialize",
-            columns=("materialize_s",),
-            expected=True,
-        )
+        hooks.wrap(engine, "_materialize", columns=("materialize_s",), expected=True)
         ours = _module_with(engine, "copy_into_kernel_storage")
         hooks.wrap(
             ours or sys.modules.get(f"{RELOAD}.layerwise"),

@@ -65,7 +65,7 @@ class ProducerProfile(ProcessProfile):
         hooks.wrap(
             worker, "_replay_all", self._replayed, columns=("slice_s", "specs"), expected=True
         )
-        hooks.wrap(producer_module, "pack", self._stage_done, columns=("pack_s",), expected=True)
+        hooks.wrap(worker, "_pack", self._stage_done, columns=("pack_s",), expected=True)
         # Not expected: verify.pulls may be off, and then 0 is the truth.
         hooks.wrap(producer_module, "checksum", self._stage_done, columns=("checksum_s",))
 
@@ -87,7 +87,7 @@ class ProducerProfile(ProcessProfile):
 
     def _replayed(self, call: Call) -> None:
         self._stage_done(call)
-        self.hooks.add("specs", len(call.args[0]))
+        self.hooks.add("specs", len(call.args[0].wanted))
 
     def _slot_claimed(self, call: Call) -> None:
         self.hooks.add("bytes", call.args[2])

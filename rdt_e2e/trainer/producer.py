@@ -197,7 +197,7 @@ class ProducerMixin:
         ready = time.perf_counter()
         slices, num_bytes = self._replay_all(plan, published, slot_bytes)
         slot = self._rings.claim(consumer_id, seq, num_bytes)
-        plan.pack(slices, slot)
+        self._pack(plan, slices, slot)
         total = checksum(slot) if self._sums_pulls else None
         self._cache.served()
         with self._lock:
@@ -222,6 +222,9 @@ class ProducerMixin:
         self, plan: ServePlan, published: dict[str, torch.Tensor], slot_bytes: int
     ) -> tuple[list[Source], int]:
         return plan.replay(published, slot_bytes)
+
+    def _pack(self, plan: ServePlan, slices: list[Source], slot: torch.Tensor) -> None:
+        plan.pack(slices, slot)
 
     def reserve_serve_buffer(self, consumer_id: int, nbytes: int, plan_digest: str | None) -> None:
         """Allocate and register a consumer's serve ring, sized for its largest chunk here.

@@ -25,8 +25,6 @@ VERBS = (
     "plan",
     "mini-kimi",
     "config",
-    "k8s",
-    "compose",
 )
 
 
