@@ -182,6 +182,8 @@ class SyncConfig(_Section):
     on RoCE, keep it under the reach of the NIC's address translation, 2 to 3 GB."""
     stall_timeout_s: Seconds = 300
     """Longest time without progress before a producer names who is stuck, in seconds."""
+    control_timeout_s: Seconds = 60
+    """Longest wait for a call of the engine that moves no weights (pause, start, resume), in seconds."""
     heartbeat_timeout_s: Seconds = 30
     """Longest silence of a consumer during a sync before it is called lost, in seconds; consumers
     report to every producer every two seconds."""

@@ -163,7 +163,7 @@ class InferenceFleet:
         An engine that is paused is left as it is: to pause, data-parallel ranks agree through a dummy
         batch, which kills an engine whose weights an interrupted sync left on the meta device.
         """
-        timeout_s = self._config.sync.sync_timeout_s
+        timeout_s = self._config.sync.control_timeout_s
         if await self._bounded(self._engine.is_paused(), "asking for the pause", timeout_s):
             return
         call = self._engine.pause_generation(mode="abort")
@@ -172,13 +172,13 @@ class InferenceFleet:
     async def resume(self) -> None:
         """Generate again."""
         await self._bounded(
-            self._engine.resume_generation(), "resume", self._config.sync.sync_timeout_s
+            self._engine.resume_generation(), "resume", self._config.sync.control_timeout_s
         )
 
     async def start_sync(self) -> None:
         """Prepare every worker's parameters for new weights."""
         await self._bounded(
-            self._engine.start_weight_update(), "start", self._config.sync.sync_timeout_s
+            self._engine.start_weight_update(), "start", self._config.sync.control_timeout_s
         )
 
     async def update(self, update_info: dict[str, Any] | None = None) -> None:
@@ -228,6 +228,7 @@ class InferenceFleet:
 
     async def abandon(self) -> None:
         """End an update that failed elsewhere, so that the next `start_sync` is accepted."""
+        # It waits for what is still under way, within the limit of one pull.
         await self.call_workers("abandon_update", timeout_s=self._config.sync.sync_timeout_s)
 
     async def probe(self, timeout_s: float) -> bool:

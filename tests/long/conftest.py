@@ -16,6 +16,7 @@ LARGEST = {
     "inference.data_parallel": 4,
     "sync.stall_timeout_s": 20,
     "sync.heartbeat_timeout_s": 10,
+    "sync.control_timeout_s": 20,
 }
 
 
