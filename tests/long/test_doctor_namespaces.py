@@ -76,7 +76,9 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Namespace, dict[str, str]]]:
             ip("netns", "add", name)
             made.append(Namespace(name, link, address))
         for node, how in zip(
-            made, (["--head", f"--port={PORT}"], [f"--address={CONFIG['cluster.address']}"]), strict=True
+            made,
+            (["--head", f"--port={PORT}"], [f"--address={CONFIG['cluster.address']}"]),
+            strict=True,
         ):
             started.append(
                 subprocess.Popen(
@@ -95,6 +97,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Namespace, dict[str, str]]]:
             )
             if how[0] == "--head":
                 wait_for_port(made[0])
+        wait_for_nodes(made[0], environment)
         yield made[0], environment
     finally:
         for node in made:
@@ -119,6 +122,20 @@ def wait_for_port(node: Namespace) -> None:
         "    raise SystemExit('no Ray head')\n"
     )
     subprocess.run(node.command("-c", probe), check=True, timeout=120)
+
+
+def wait_for_nodes(node: Namespace, environment: dict[str, str]) -> None:
+    probe = (
+        "import ray, time\n"
+        f"ray.init(address='{CONFIG['cluster.address']}', log_to_driver=False)\n"
+        "for _ in range(600):\n"
+        "    if sum(one['Alive'] for one in ray.nodes()) == 2:\n"
+        "        break\n"
+        "    time.sleep(0.1)\n"
+        "else:\n"
+        "    raise SystemExit('the second node did not join')\n"
+    )
+    subprocess.run(node.command("-c", probe), env=environment, check=True, timeout=120)
 
 
 def test_each_namespace_reads_from_the_other(nodes: tuple[Namespace, dict[str, str]]) -> None:
