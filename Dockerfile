@@ -7,7 +7,7 @@
 
 # Any Debian 12 or Ubuntu 24.04. The CUDA libraries come as wheels, the driver from the host's NVIDIA
 # container toolkit; a base with nvcc is only needed for kernels that are compiled at run time.
-ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
+ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS base
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rdt_e2e.config import Config
 
-_SITE_VARIABLES = frozenset(
+SITE_VARIABLES = frozenset(
     {
         "RAY_AUTH_MODE",
         "UCX_MODULES",
@@ -117,7 +117,7 @@ def _without_site_values(config: Config, variables: dict[str, str]) -> dict[str,
     return {
         name: value
         for name, value in variables.items()
-        if not (name in _SITE_VARIABLES and name in os.environ)
+        if not (name in SITE_VARIABLES and name in os.environ)
     }
 
 

@@ -12,6 +12,8 @@ from tests.fault_table import fault_table
 
 __all__ = ["fault_table"]
 
+# Ray reads its token mode when it is imported, which collecting some unit tests does.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
 # A case that is slow on a busy machine is not a failure.
 settings.register_profile("rdt_e2e", deadline=None)
 settings.load_profile("rdt_e2e")

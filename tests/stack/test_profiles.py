@@ -136,7 +136,10 @@ def test_the_reports_can_be_made_of_it(profiled_run: Profiled) -> None:
 
     text = render(profiled_run.folder)
     assert "WALL (sum of the above)" in text
-    assert "n/a" not in text.replace("floor of the NICs n/a", "").replace("in use: n/a", "")
+    # There is no NIC here, and the live fleets had their first sync before the profile began.
+    for absent in ("floor of the NICs n/a", "in use: n/a", "first sync n/a"):
+        text = text.replace(absent, "")
+    assert "n/a" not in text
     for name in ("profile.txt", "trace.json", "report.html"):
         assert (profiled_run.folder / name).stat().st_size > 0
 

@@ -155,7 +155,7 @@ def test_profile_gives_the_rest(run):
     code, out, _ = run("--config", "kimi-k2", "-m", "mini-kimi", "--gpu", "b300", "--json")
     content = json.loads(out)
     assert code == 0
-    assert content["deployment"]["presize_bytes"] == int(2.25 * 2**30)
+    assert content["deployment"]["max_chunk_bytes"] == 1_342_177_280
     assert content["deployment"]["gpu_memory_utilization"] == 0.9
     assert content["deployment"]["kv_item_bytes"] == 1
     assert len(content["trainers"]) == len(content["consumers"]) == 8

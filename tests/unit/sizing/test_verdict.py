@@ -182,7 +182,7 @@ def test_ring_advice_keeps_to_the_translation_cache(planner):
     assert "within" in line
     deep = replace(EIGHT, num_buffers=4, presize_bytes=2**40)
     lines = " ".join(ring_advice(kimi.consumers(deep), deep))
-    assert "num_buffers above 2" in lines
+    assert "over RoCE more than 2 was" in lines
     assert "buffer_presize_gib is 1024.00" in lines
 
 
