@@ -134,7 +134,7 @@ def test_spans_of_every_process_lie_within_the_sync(profiled_run: Profiled) -> N
 def test_the_reports_can_be_made_of_it(profiled_run: Profiled) -> None:
     from rdt_e2e.profiling.command import render
 
-    text = render(profiled_run.folder)
+    text = " ".join(render(profiled_run.folder).split())
     assert "WALL (sum of the above)" in text
     # There is no NIC here, and the live fleets had their first sync before the profile began.
     for absent in ("floor of the NICs n/a", "in use: n/a", "first sync n/a"):
