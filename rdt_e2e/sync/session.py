@@ -165,9 +165,12 @@ class SyncSession:
     async def _on_all(self, call: Callable[["InferenceFleet"], Awaitable[None]]) -> None:
         """Call every replica at once; the first failure is raised when all have answered."""
         results = await asyncio.gather(*map(call, self.replicas), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        failures = [one for one in results if isinstance(one, BaseException)]
+        if failures:
+            for replica, result in zip(self.replicas, results, strict=True):
+                if isinstance(result, EngineError):
+                    await replica.probe(END_TIMEOUT_S)
+            raise failures[0]
 
 
 def _first_line(error: BaseException) -> str:
