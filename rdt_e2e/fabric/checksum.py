@@ -2,7 +2,8 @@
 
 import torch
 
-WORD_BYTES = 8
+from rdt_e2e.fabric.words import WORD_BYTES, starts_at_a_word
+
 ROW_WORDS = 4096
 ROW_MULTIPLIER = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed int64
 WORD_MULTIPLIER = -4658895280553007687  # Odd constant of the splitmix64 generator, signed
@@ -24,7 +25,7 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
         0-d int64 on the same device, not waited for. Zeros at the end do not change it, so compare
         lengths too.
     """
-    if raw.data_ptr() % WORD_BYTES or raw.storage_offset() % WORD_BYTES:
+    if not starts_at_a_word(raw):
         raw = raw.clone()
     row_bytes = ROW_WORDS * WORD_BYTES
     whole = raw.numel() // row_bytes * row_bytes
@@ -36,20 +37,6 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
         last[: raw.numel() - whole] = raw[whole:]
         total += _weighted(last.view(torch.int64).view(1, ROW_WORDS), whole // row_bytes)
     return total
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes in row order.
-
-    Args:
-        tensor: Any dtype, shape and strides.
-
-    Returns:
-        1-D uint8; a view where the tensor is contiguous.
-    """
-    whole = tensor.detach().contiguous()
-    # Not reshape(-1): a tensor of one element keeps an odd stride through it.
-    return whole.as_strided((whole.numel(),), (1,), whole.storage_offset()).view(torch.uint8)
 
 
 def _weighted(rows: torch.Tensor, first_row: int) -> torch.Tensor:

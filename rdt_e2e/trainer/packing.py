@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 
 from rdt_e2e.errors import SyncError
-from rdt_e2e.fabric.checksum import as_bytes
+from rdt_e2e.fabric.words import as_bytes, as_words
 
 ALIGNMENT_BYTES = 16
-WORD_BYTES = 8
 
 
 class PackedSlice(NamedTuple):
@@ -64,7 +63,7 @@ def source(piece: torch.Tensor) -> Source:
     """Prepare a slice for `CopyList.fill`."""
     if not piece.is_contiguous():
         return Source(piece, None)
-    return Source(piece, _as_words(as_bytes(piece)))
+    return Source(piece, as_words(as_bytes(piece)))
 
 
 class CopyList:
@@ -80,7 +79,7 @@ class CopyList:
 
     def __init__(self, places: Sequence[PackedSlice], slot: torch.Tensor) -> None:
         self._raw = [slot[one.offset_bytes : one.offset_bytes + one.num_bytes] for one in places]
-        self._words = [_as_words(raw) for raw in self._raw]
+        self._words = [as_words(raw) for raw in self._raw]
 
     def fill(self, sources: Sequence[Source]) -> None:
         """Copy slices to their places; each has the length of its place."""
@@ -105,10 +104,3 @@ def pack(slices: Sequence[torch.Tensor], places: Sequence[PackedSlice], slot: to
         slot: 1-D uint8, at least as long as the layout, on the slices' device.
     """
     CopyList(places, slot).fill([source(piece) for piece in slices])
-
-
-def _as_words(raw: torch.Tensor) -> torch.Tensor | None:
-    # torch looks at the place within the storage, the copy at the address.
-    if any(one % WORD_BYTES for one in (raw.numel(), raw.data_ptr(), raw.storage_offset())):
-        return None
-    return raw.view(torch.int64)

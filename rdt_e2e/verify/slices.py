@@ -12,7 +12,8 @@ from rdt_e2e.checkpoint.index import CheckpointIndex
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.checkpoint.stream import ShardReader
 from rdt_e2e.errors import WeightMismatchError
-from rdt_e2e.fabric.checksum import as_bytes, checksum
+from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.words import as_bytes
 from rdt_e2e.trainer.replay import FetchKey, check_key, replay
 from rdt_e2e.verify.weights import MISMATCH_MARK
 

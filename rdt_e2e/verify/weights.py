@@ -7,7 +7,8 @@ from torch import nn
 
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import WeightMismatchError
-from rdt_e2e.fabric.checksum import as_bytes, checksum
+from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.words import as_bytes
 
 MISMATCH_MARK = "are not what the checkpoint gives"
 NOT_WEIGHTS = frozenset({"kv_cache"})

@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-ALIGNMENT_BYTES = 16
-"""Slices start at multiples of this in a blob; see `rdt_e2e/trainer/packing.py`."""
+from rdt_e2e.trainer.packing import ALIGNMENT_BYTES
 
 
 def split_scatters(scatters: Sequence[Any], max_bytes: int) -> list[list[Any]]:

@@ -17,7 +17,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
-from rdt_e2e.fabric.checksum import as_bytes, checksum
+from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.words import as_bytes
 from rdt_e2e.inference.plugin.chunk_split import split_scatters
 from rdt_e2e.inference.plugin.heartbeat import Heartbeat
 from rdt_e2e.inference.plugin.internals import (
@@ -69,7 +70,6 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._scatters: dict[int, ScatterList] = {}
         # A second init, by another trainer: the views of the first plan's chunks are of no use.
         self._pending_frees.clear()
-        self._completed_syncs = 0
         if self._heartbeat is not None:
             self._heartbeat.stop()
         super().init_transfer_engine(init_info)

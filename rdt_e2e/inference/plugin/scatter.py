@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-WORD_BYTES = 8
+from rdt_e2e.fabric.words import WORD_BYTES, as_bytes, as_words
+
 MAX_INTERLEAVE = 4
 """Experts' slices of several kinds take turns in a blob; runs are looked for in each of this many."""
 
@@ -71,7 +72,7 @@ class ScatterList:
         plain = list(self._plain)
         for scatters, runs in self._stacks:
             first = scatters[0]
-            target = _as_words(getattr(first.layer, first.param_name), first.dtype)
+            target = _words_of(getattr(first.layer, first.param_name), first.dtype)
             if target is None:
                 plain += scatters
                 continue
@@ -137,12 +138,9 @@ def _word_range(scatter: Any) -> tuple[int, int] | None:
     return start // WORD_BYTES, length // WORD_BYTES
 
 
-def _as_words(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+def _words_of(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """A parameter's memory as words; None if it has another dtype, gaps or an odd address."""
     data = parameter.data
     if data.dtype != dtype or not data.is_contiguous() or data.storage_offset() != 0:
         return None
-    raw = data.reshape(-1).view(torch.uint8)
-    if raw.numel() % WORD_BYTES or raw.data_ptr() % WORD_BYTES:
-        return None
-    return raw.view(torch.int64)
+    return as_words(as_bytes(data))

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdt_e2e.fabric.checksum import ROW_WORDS, WORD_BYTES, checksum
+from rdt_e2e.fabric.checksum import ROW_WORDS, checksum
+from rdt_e2e.fabric.words import WORD_BYTES
 
 ROW_BYTES = ROW_WORDS * WORD_BYTES
 SIZES = st.integers(1, 3 * ROW_BYTES)
