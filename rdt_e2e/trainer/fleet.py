@@ -1,6 +1,5 @@
 """The trainer fleet: one actor per rank, all on one node; kept between runs where the cluster is."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,14 +56,12 @@ class TrainerFleet:
             Bytes held, by rank; None if there are none to take over, and then none is left either.
         """
         actors = [self._find(name) for name in self.actor_names]
-        wanted = trainer_identity(self._config, root)
         if all(actors):
             self._actors = actors
-            with contextlib.suppress(RdtE2EError):
-                held = self.call("resident_bytes", wanted, timeout_s=ATTACH_TIMEOUT_S)
-                if all(one is not None for one in held):
-                    self._group = _find_group()
-                    return held
+            held = self._resident_bytes(trainer_identity(self._config, root))
+            if held is not None:
+                self._group = _find_group()
+                return held
         self._actors = []
         self.remove()
         return None
@@ -182,7 +179,7 @@ class TrainerFleet:
 
     def close(self) -> None:
         """Leave resident ranks to the next run; end all others. Safe at any point of the start."""
-        if self.resident and self._loaded():
+        if self.resident and self._resident_bytes(None) is not None:
             self._actors = []
             return
         self.remove()
@@ -201,12 +198,13 @@ class TrainerFleet:
         while any(map(self._find, self.actor_names)) and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _loaded(self) -> bool:
+    def _resident_bytes(self, identity: str | None) -> list[int] | None:
+        """Bytes held, by rank, if every rank is there, well, and of that identity (any, for None)."""
         try:
-            held = self.call("resident_bytes", None, timeout_s=ATTACH_TIMEOUT_S)
+            held = self.call("resident_bytes", identity, timeout_s=ATTACH_TIMEOUT_S)
         except RdtE2EError:
-            return False
-        return bool(held) and all(one is not None for one in held)
+            return None
+        return held if held and all(one is not None for one in held) else None
 
     def _find(self, name: str) -> Any:
         try:

@@ -19,6 +19,7 @@ import torch
 from rdt_e2e.checkpoint.layout import GatherGroup
 from rdt_e2e.checkpoint.naming import summarize
 from rdt_e2e.errors import ConsumerLostError, GatherError, PullTimeoutError, SyncError
+from rdt_e2e.trainer.replay import is_int, shown
 
 POLL_S = 1.0
 """Longest sleep between two looks at the stall clock, in seconds."""
@@ -195,10 +196,9 @@ class GatherCache:
         Raises:
             SyncError: The group does not exist, or more consumers signalled than take part.
         """
-        is_number = isinstance(group_index, int) and not isinstance(group_index, bool)
-        if not is_number or not 0 <= group_index < len(self._groups):
+        if not is_int(group_index) or not 0 <= group_index < len(self._groups):
             raise SyncError(
-                f"producer {self._producer_rank}: no gather group {str(group_index)[:40]}; there are "
+                f"producer {self._producer_rank}: no gather group {shown(group_index)}; there are "
                 f"{len(self._groups)}"
             )
         with self._changed:

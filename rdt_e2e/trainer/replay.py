@@ -6,7 +6,7 @@ before torch sees it. `docs/security.md` says what a caller can and cannot reach
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -104,17 +104,18 @@ def _is_allowed(method: str, value: object) -> bool:
     if method == "view" and isinstance(value, torch.dtype):
         return True  # The same bytes, read as another type.
     if isinstance(value, tuple | list):
-        return len(value) <= MAX_OPS and all(_is_int(one) for one in value)
-    return _is_int(value)
+        return len(value) <= MAX_OPS and all(is_int(one) for one in value)
+    return is_int(value)
 
 
 def _is_index(part: object) -> bool:
     if isinstance(part, slice):
-        return all(end is None or _is_int(end) for end in (part.start, part.stop, part.step))
+        return all(end is None or is_int(end) for end in (part.start, part.stop, part.step))
     return isinstance(part, _INDEX_TYPES) and not isinstance(part, bool)
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether what arrived is a whole number; a yes or no is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

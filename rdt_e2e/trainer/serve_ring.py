@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from rdt_e2e.errors import PlanError, SyncError
-from rdt_e2e.trainer.replay import shown
+from rdt_e2e.trainer.replay import is_int, shown
 
 ROUND_BYTES = 256 << 20
 """Slots are rounded up to this, so that they never grow: a grown buffer may reuse an address whose
@@ -197,4 +197,4 @@ class ServeRings:
 
 def _is_below(value: object, limit: int) -> bool:
     """Whether what arrived is a number from 0 up to, and without, `limit`."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+    return is_int(value) and 0 <= value < limit
