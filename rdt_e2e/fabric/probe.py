@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rdt_e2e.environment import trace_ucx
-from rdt_e2e.fabric.progress import VARIANTS
+from rdt_e2e.fabric.agent_config import VARIANTS
 
 NUM_BYTES = 1 << 20
 """Memory that is registered, in bytes."""

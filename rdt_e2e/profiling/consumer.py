@@ -2,7 +2,7 @@
 
 import logging
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -52,8 +52,8 @@ class ConsumerProfile(ProcessProfile):
     def __init__(self, engine: Any, place: Place, node_id: str, transport: Any) -> None:
         super().__init__(place, node_id, engine._router.consumer_id, engine.device.type)
         self._pulls: dict[int, tuple[Any, Call]] = {}
-        self._get_started = 0.0
-        self._received: Receive | None = None
+        self._reads: dict[int, tuple[Call, Receive | None]] = {}
+        self._reading = threading.local()
         self._watch_pulls(engine)
         self._watch_processing(engine)
         agent = nixl_agent(transport)
@@ -63,7 +63,7 @@ class ConsumerProfile(ProcessProfile):
     def begin(self, iteration: int) -> None:
         """Start anew for a sync."""
         self._pulls = {}
-        self._received = None
+        self._reads = {}
         self._receives.reset()
         super().begin(iteration)
 
@@ -73,12 +73,13 @@ class ConsumerProfile(ProcessProfile):
         hooks.wrap(engine, "_issue_pull", self._issued, columns=("issue_s", *both), expected=True)
         hooks.wrap(
             engine,
-            "_complete_pull",
-            self._completed,
-            before=self._get_begins,
-            columns=(*both, "meta_wait_s"),
+            "_read_pull",
+            self._read,
+            before=self._read_begins,
+            columns=("produce_wait_s", "meta_wait_s"),
             expected=True,
         )
+        hooks.wrap(engine, "_complete_pull", self._completed, columns=both, expected=True)
         hooks.wrap(engine, "receive_weights", self._span("receive_weights"))
         hooks.wrap(engine, "drain_pending", self._drained, columns=("drain_s",), expected=True)
 
@@ -121,24 +122,29 @@ class ConsumerProfile(ProcessProfile):
             # The pending pull is kept too: its id must not be given to another one.
             self._pulls[id(call.result)] = (call.result, call)
 
-    def _get_begins(self, _pending: Any) -> None:
-        self._received = None
-        self._get_started = time.monotonic()
+    def _read_begins(self, *_pull: Any) -> None:
+        self._reading.received = None
 
     def _on_receive(self, receive: Receive) -> None:
-        self._received = receive
+        # Ray receives on the thread that reads the pull.
+        self._reading.received = receive
+
+    def _read(self, call: Call) -> None:
+        self._reads[id(call.args[0])] = (call, self._reading.received)
 
     def _completed(self, call: Call) -> None:
         self.hooks.add("pull_s", call.seconds)
-        _, issue = self._pulls.pop(id(call.args[0]))
+        pull = id(call.args[0])
+        _, issue = self._pulls.pop(pull)
+        read, received = self._reads.pop(pull, (call, None))
         if call.failed:
             return
-        chunk, received = issue.args[0], self._received
+        chunk = issue.args[0]
         self.hooks.add("pulls", 1)
         self.hooks.add("bytes", chunk.pack_bytes)
         if received is not None:
             self.hooks.add("produce_wait_s", received.started - issue.started)
-            self.hooks.add("meta_wait_s", received.started - self._get_started)
+            self.hooks.add("meta_wait_s", received.started - read.started)
         self.write(
             "pull",
             seq=chunk.seq,

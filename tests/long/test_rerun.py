@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.fault_table import FaultTable
 
 COMMAND = Path(sys.executable).with_name("rdt-e2e")
 STARTS_WITHIN_S = 300
+NUM_SYNCS = 15
 
 
 @pytest.fixture
@@ -36,6 +38,16 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     )
 
 
+def newest_record(environment: dict[str, str]) -> dict[str, Any]:
+    """The record of the run that began last."""
+    folders = Path(environment["RDT_E2E_PATHS__RUNS_DIR"]).iterdir()
+    newest = max(folder.name for folder in folders if folder.is_dir())
+    record: dict[str, Any] = json.loads(
+        Path(environment["RDT_E2E_PATHS__RUNS_DIR"], newest, "run.json").read_text()
+    )
+    return record
+
+
 def test_a_killed_driver_costs_the_next_run_only_an_engine(
     tmp_path: Path, environment: dict[str, str], fault_table: FaultTable
 ) -> None:
@@ -50,15 +62,19 @@ def test_a_killed_driver_costs_the_next_run_only_an_engine(
     first.send_signal(signal.SIGKILL)
     first.wait(30)
 
-    second = run(environment, "sync", "--iters=1")
+    second = run(environment, "soak", f"--syncs={NUM_SYNCS}")
     assert second.returncode == 0, second.stdout + second.stderr
     assert "kept from an earlier run, weights in memory" in second.stdout
     assert "verdict   PASS" in second.stdout
+    soak = newest_record(environment)["facts"]["soak"]
+    assert len(soak["samples"]) == NUM_SYNCS
+    ranks = soak["slopes"]["trainer"] + soak["slopes"]["inference"]
+    assert [rank["num_registered"] for rank in ranks] == [0, 0, 0]
     fault_table.add(
         "driver killed (SIGKILL) between syncs",
         None,
         "its engine ends with it",
-        "next `rdt-e2e sync` passes; trainer weights stayed in memory",
+        "next `rdt-e2e soak` passes; trainer weights stayed in memory",
     )
 
     # The same cluster as one that is not ours to stop: `down` ends the trainer ranks alone.

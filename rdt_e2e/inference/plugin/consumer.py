@@ -8,6 +8,7 @@ who was waited for.
 import contextlib
 import gc
 from collections.abc import Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,27 +53,42 @@ class ConsumerInitInfo(ShardedRDTWeightTransferInitInfo):
     slice_checksums: bool = False
 
 
+@dataclass(frozen=True)
+class Flight:
+    """A pull under way, and the thread's answer when its bytes have landed."""
+
+    pending: PendingPull
+    chunk: Chunk
+    landed: futures.Future[None]
+
+
 class Consumer(ShardedRDTWeightTransferEngine):
-    """Pulls as the released consumer does.
+    """Pulls as the released consumer does, but reads pulls that are under way side by side.
+
+    Ray posts the read of a pull only when it is asked for the value. A thread for each receive slot
+    asks at once, so that the next read is under way when one lands and the link never waits for it.
 
     Source: `vllm/distributed/weight_transfer/sharded_rdt_engine.py` (0.32.0).
     """
 
     init_info_cls = ConsumerInitInfo
     _heartbeat: Heartbeat | None = None
+    _readers: futures.ThreadPoolExecutor
 
     def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
         """Bake, plan and register as vLLM does; then freeze the object graph, static from here on."""
         self._settings = init_info
-        self._in_flight: list[tuple[PendingPull, Chunk]] = []
+        self._in_flight: list[Flight] = []
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
         self._slice_sums: dict[Any, torch.Tensor] = {}
         self._scatters: dict[int, ScatterList] = {}
         # A second init, by another trainer: the views of the first plan's chunks are of no use.
         self._pending_frees.clear()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        self._stop_threads()
         super().init_transfer_engine(init_info)
+        self._readers = futures.ThreadPoolExecutor(
+            self._ring_depth, "rdt-read", initializer=self._enter_reader
+        )
         self._heartbeat = Heartbeat(self._router._actors, self._router.consumer_id)
         # A collection over the plan's objects would cost a pull its tail.
         gc.collect()
@@ -105,9 +121,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
         super().drain_pending()
 
     def shutdown(self) -> None:
-        """Stop reporting, then end as the released engine does."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        """Stop reading and reporting, then end as the released engine does."""
+        self._stop_threads()
         super().shutdown()
 
     def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
@@ -195,7 +210,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     def _land_one(self) -> None:
         """Wait for the oldest pull, hand it on, and signal the groups that end with it."""
-        pending, chunk = self._in_flight[0]
+        pending, chunk = self._in_flight[0].pending, self._in_flight[0].chunk
         results = self._complete_pull(pending)
         self._dispatch_item(ProcItem(chunk=chunk, results=results, slot=pending.slot))
         for group in chunk.free:
@@ -203,17 +218,30 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     def _issue_pull(self, chunk: Chunk, slot: int) -> PendingPull:
         pending = super()._issue_pull(chunk, slot)
-        self._in_flight.append((pending, chunk))
+        landed = self._readers.submit(self._read_pull, pending, chunk)
+        self._in_flight.append(Flight(pending, chunk, landed))
         return pending
 
-    def _complete_pull(self, pending: PendingPull) -> dict[Any, torch.Tensor]:
-        """Wait, with a limit, until a blob has landed in its slot."""
-        _, chunk = next(pair for pair in self._in_flight if pair[0] is pending)
+    def _read_pull(self, pending: PendingPull, chunk: Chunk) -> None:
+        """Read one pull into its slot, with a limit; runs on a thread of its own."""
         names = summarize(sorted({name for name, _ in chunk.keys}))
         what = f"pull {chunk.seq} from producer {chunk.owner} ({names})"
         self._wait([pending.ref], what, what)
-        self._in_flight = [pair for pair in self._in_flight if pair[0] is not pending]
+
+    def _complete_pull(self, pending: PendingPull) -> dict[Any, torch.Tensor]:
+        """Wait until a blob has landed in its slot; the thread that reads it has the limit."""
+        flight = next(one for one in self._in_flight if one.pending is pending)
+        flight.landed.result()
+        self._in_flight = [one for one in self._in_flight if one is not flight]
         return dict(zip(pending.keys, pending.targets, strict=True))
+
+    def _enter_reader(self) -> None:
+        """What a reading thread does first."""
+
+    def _stop_threads(self) -> None:
+        if self._heartbeat is not None:  # The readers were started just before it.
+            self._heartbeat.stop()
+            self._readers.shutdown(wait=False)
 
     def _sum_landed(self, item: ProcItem) -> None:
         """Take the checksums of a landed chunk, on the stream that will read its slot."""
@@ -252,10 +280,12 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     def _settle(self) -> None:
         """Let what is still under way end: it must neither land nor count in the next sync."""
-        refs = [pending.ref for pending, _ in self._in_flight] + list(self._pending_frees)
-        if refs:
-            limit_s = self._settings.wait_timeout_s
-            ray.wait(refs, num_returns=len(refs), timeout=limit_s, fetch_local=False)
+        limit_s = self._settings.wait_timeout_s
+        # Each read has the limit in itself.
+        futures.wait([one.landed for one in self._in_flight])
+        frees = list(self._pending_frees)
+        if frees:
+            ray.wait(frees, num_returns=len(frees), timeout=limit_s, fetch_local=False)
         self._in_flight = []
         self._pending_frees.clear()
 

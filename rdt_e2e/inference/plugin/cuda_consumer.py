@@ -23,6 +23,10 @@ class CudaConsumer(Consumer):
         super().init_transfer_engine(init_info)
         remember_transports()
 
+    def _enter_reader(self) -> None:
+        # UCX posts a read through the calling thread's CUDA context.
+        torch.cuda.set_device(self.device)
+
     def _process_item(self, item: ProcItem) -> None:
         with (
             torch.cuda.device(self.device),

@@ -11,9 +11,11 @@ def register() -> None:
     Raises:
         EnvironmentCheckError: The installed vLLM is not a release the plugin was checked against.
     """
+    from rdt_e2e.fabric.agent_config import SLEEP_US, configure_agents
     from rdt_e2e.inference.plugin.internals import check_release, install_engine
 
     check_release()
+    configure_agents(SLEEP_US if current_platform.is_cpu() else 0)
     if not current_platform.is_cpu():
         from rdt_e2e.inference.plugin.cuda_consumer import CudaConsumer
 
@@ -21,10 +23,8 @@ def register() -> None:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from rdt_e2e.fabric.progress import relax_progress_thread
     from rdt_e2e.inference.plugin.cpu_consumer import CpuConsumer
     from rdt_e2e.inference.plugin.fp8_reference import Fp8ReferenceConfig
 
-    relax_progress_thread()
     register_quantization_config("fp8")(Fp8ReferenceConfig)
     install_engine("sharded_rdt", CpuConsumer)

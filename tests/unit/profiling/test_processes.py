@@ -150,7 +150,7 @@ def test_a_wait_that_is_cut_short_and_repeated_is_one_receive(tmp_path):
             super().wait_fetch_complete(request, timeout)
 
     class Patient(Engine):
-        def _complete_pull(self, pending):
+        def _read_pull(self, pending, chunk):
             request = self.transport.fetch_multiple_tensors("id", None, None)
             with pytest.raises(TimeoutError):
                 self.transport.wait_fetch_complete(request, timeout=0)
