@@ -7,16 +7,20 @@ fixtures set them first.
 import asyncio
 import contextlib
 import io
+import shutil
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import safe_open
 
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
+from tests.synthetic import edit_shard
 
 Result = TypeVar("Result")
 
@@ -169,6 +173,42 @@ def flip_bytes(name: str) -> Callable[[Any], None]:
         raw.bitwise_not_()
 
     return change
+
+
+@contextlib.contextmanager
+def killed_mid_gather(stack: Stack, victim: int, group_index: int = 2) -> Iterator[None]:
+    """Kill one of two trainer ranks in the sync inside, once the other waits for it in a gather."""
+    import ray
+
+    stack.on_trainers(hang_in_gather(victim, group_index))
+    survivor = stack.trainers._actors[1 - victim]
+
+    def kill_once_under_way() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            published = survivor.__ray_call__.remote(lambda worker: len(worker._cache._published))
+            if ray.get(published) == group_index:
+                break
+            time.sleep(0.05)
+        ray.kill(stack.trainers._actors[victim])
+
+    killer = threading.Thread(target=kill_once_under_way)
+    killer.start()
+    try:
+        yield
+    finally:
+        killer.join()
+
+
+def changed_shape(checkpoint: Path, name: str, folder: Path) -> Path:
+    """A copy of a checkpoint in which one tensor has a row less."""
+    shutil.copytree(checkpoint, folder)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as shard:
+            found = name in shard.keys()  # noqa: SIM118 - no mapping
+        if found:
+            edit_shard(path, lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+    return folder
 
 
 def hang_in_gather(victim: int, group_index: int) -> Callable[[Any], None]:

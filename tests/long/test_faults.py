@@ -22,9 +22,11 @@ import pytest
 from rdt_e2e.config import Config, load_config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import (
+    CheckpointError,
     ConsumerLostError,
     EngineError,
     GatherError,
+    ProducerLostError,
     PullTimeoutError,
     RdtE2EError,
     SyncError,
@@ -33,8 +35,10 @@ from tests.fault_table import FaultTable
 from tests.live import (
     Stack,
     await_held,
+    changed_shape,
     engine_up,
     hold_pulls,
+    killed_mid_gather,
     release_pulls,
     trainers_up,
 )
@@ -248,6 +252,22 @@ def test_a_name_nobody_serves(pair: Pair, fault_table: FaultTable) -> None:
     fault_table.add("name that nobody serves", seconds, "SyncError, names it", "as ever")
 
 
+def test_a_changed_shape(pair: Pair, fault_table: FaultTable, tmp_path: Path) -> None:
+    stack, name = pair.stack, "model.norm.weight"
+    changed = changed_shape(stack.checkpoints["v1"], name, tmp_path / "changed")
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match=rf"{name} is"):
+        stack.trainers.call("load_version", changed, timeout_s=60)
+    seconds = time.monotonic() - started
+    pair.synced()
+    fault_table.add(
+        "tensor whose shape changed between syncs",
+        seconds,
+        "CheckpointError, names it; the shards keep what they held",
+        "as ever",
+    )
+
+
 def test_a_killed_consumer(pair: Pair, fault_table: FaultTable) -> None:
     stack = pair.stack
     pid = pid_of_consumer(stack)
@@ -332,6 +352,25 @@ def test_a_gather_that_raises(pair: Pair, fault_table: FaultTable) -> None:
         "gather that raises on one rank",
         seconds,
         "GatherError, names rank and group; engine stays paused",
+        "trainer started again, the engine stayed",
+    )
+
+
+def test_a_trainer_rank_killed_mid_gather(pair: Pair, fault_table: FaultTable) -> None:
+    stack = pair.stack
+    started = time.monotonic()
+    with (
+        killed_mid_gather(stack, victim=1),
+        pytest.raises(ProducerLostError, match="trainer rank 1 died during gather"),
+    ):
+        stack.sync()
+    seconds = time.monotonic() - started
+    assert stack.wait(stack.inference._engine.is_paused())
+    pair.new_trainers()
+    fault_table.add(
+        "trainer rank killed mid-gather (SIGKILL)",
+        seconds,
+        "ProducerLostError, names the rank; engine stays paused",
         "trainer started again, the engine stayed",
     )
 

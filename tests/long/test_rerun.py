@@ -66,7 +66,7 @@ def test_a_killed_driver_costs_the_next_run_only_an_engine(
     assert second.returncode == 0, second.stdout + second.stderr
     assert "kept from an earlier run, weights in memory" in second.stdout
     assert "verdict   PASS" in second.stdout
-    soak = newest_record(environment)["facts"]["soak"]
+    soak = newest_record(environment)["soak"]
     assert len(soak["samples"]) == NUM_SYNCS
     ranks = soak["slopes"]["trainer"] + soak["slopes"]["inference"]
     assert [rank["num_registered"] for rank in ranks] == [0, 0, 0]

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from rdt_e2e.errors import CheckpointError, PullTimeoutError, RdtE2EError, SyncError
-from tests.live import Stack
-from tests.synthetic import edit_shard
+from tests.live import Stack, changed_shape
 
 NORM = "model.norm.weight"
 
@@ -93,23 +92,11 @@ def test_consumers_that_never_signal_are_named(short_stall: Stack) -> None:
 
 
 def test_a_changed_shape_is_refused_and_the_old_weights_stay(stack: Stack, tmp_path: Any) -> None:
-    import shutil
-
-    changed = tmp_path / "changed"
-    shutil.copytree(stack.checkpoints["v1"], changed)
-    shard = next(path for path in sorted(changed.glob("*.safetensors")) if holds(path, NORM))
-    edit_shard(shard, lambda tensors: tensors.update({NORM: tensors[NORM][:-1].clone()}))
+    changed = changed_shape(stack.checkpoints["v1"], NORM, tmp_path / "changed")
     with pytest.raises(CheckpointError, match=rf"{NORM} is"):
         stack.trainers.call("load_version", changed, timeout_s=60)
     stack.sync()
     stack.expect("v1")
-
-
-def holds(path: Any, name: str) -> bool:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as shard:
-        return name in shard.keys()  # noqa: SIM118 - no mapping
 
 
 def test_every_refusal_is_an_error_of_ours(live: Stack) -> None:
