@@ -123,9 +123,11 @@ def run_job(config: Config, console: Console, job: Job, num_steps: int) -> SyncO
         record.error = "interrupted"
         raise
     finally:
-        record.write()
-        write_reports(record.folder, console)
-        console.info(record.summary())
+        try:
+            record.write()
+        finally:  # A run directory that cannot be written must not cost what was found out.
+            write_reports(record.folder, console)
+            console.info(record.summary())
     return SyncOutcome(record.verdict, record)
 
 

@@ -32,6 +32,19 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     subprocess.run([COMMAND, "down"], env=made, check=True, capture_output=True)
 
 
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path | None]:
+    """A folder with room for 16 KB, or None where nothing may be mounted."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        yield None
+        return
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, *arguments], env=environment, capture_output=True, text=True, check=False
@@ -49,7 +62,10 @@ def newest_record(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def test_a_killed_driver_costs_the_next_run_only_an_engine(
-    tmp_path: Path, environment: dict[str, str], fault_table: FaultTable
+    tmp_path: Path,
+    environment: dict[str, str],
+    full_disk: Path | None,
+    fault_table: FaultTable,
 ) -> None:
     output = tmp_path / "first.txt"
     with output.open("w") as out:
@@ -61,6 +77,19 @@ def test_a_killed_driver_costs_the_next_run_only_an_engine(
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait(30)
+
+    if full_disk is not None:
+        filled = run(environment, "sync", "--iters=1", f"--set=paths.runs_dir={full_disk}")
+        assert filled.returncode == 2, filled.stdout + filled.stderr
+        assert f"run directory {full_disk}" in filled.stderr
+        assert "No space left on device" in filled.stderr
+        assert "verdict   PASS" in filled.stdout
+        fault_table.add(
+            "disk full in the run directory",
+            None,
+            "the sync and its checks end well; then EnvironmentCheckError, names the run directory",
+            "as ever",
+        )
 
     second = run(environment, "soak", f"--syncs={NUM_SYNCS}")
     assert second.returncode == 0, second.stdout + second.stderr
@@ -89,7 +118,9 @@ def test_a_killed_driver_costs_the_next_run_only_an_engine(
     assert run(environment, "status").returncode == 0
 
 
-def test_a_full_disk(environment: dict[str, str], fault_table: FaultTable) -> None:
+def test_a_run_directory_that_cannot_be_made(
+    environment: dict[str, str], fault_table: FaultTable
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     started = time.monotonic()
