@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from rdt_e2e.cluster.children import Identity, end_orphans, find, identity
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.environment import ray_environment
@@ -43,15 +44,14 @@ class ClusterState:
 
     Attributes:
         address: `host:port` of the head.
-        processes: Process id and start time (seconds since the epoch) of each node's root process;
-            together they name a process for good.
+        processes: Each node's root process.
         folder: Temporary folder of the cluster: sessions, logs and the token.
         owner: Process id of the `sync` that started it for itself alone, or None after `deploy`.
         gpus: Logical GPUs of the trainer node and of the inference node.
     """
 
     address: str
-    processes: tuple[tuple[int, float], ...]
+    processes: tuple[Identity, ...]
     folder: str
     owner: int | None
     gpus: tuple[int, int]
@@ -75,10 +75,15 @@ def state_file() -> Path:
     return root / "rdt-e2e" / "cluster.json"
 
 
+def drivers_folder() -> Path:
+    """Where running drivers keep their children on record (XDG state directory)."""
+    return state_file().with_name("drivers")
+
+
 def status() -> ClusterState | None:
     """The running local cluster, or None; a cluster of which any node is gone counts as down."""
     state = _read_state()
-    if state is None or not all(_process(*identity) for identity in state.processes):
+    if state is None or not all(find(*node) for node in state.processes):
         return None
     return state
 
@@ -124,7 +129,9 @@ def deploy(config: Config, console: Console, owner: int | None = None) -> Cluste
     try:
         for role, arguments in _node_arguments(config, port, gpus).items():
             process = _start_node(role, arguments, folder, _node_environment(config, state))
-            state = replace(state, processes=(*state.processes, _identity(process)))
+            state = replace(
+                state, processes=(*state.processes, identity(psutil.Process(process.pid)))
+            )
             _write_state(state)
             if role == "trainer":
                 _wait_for_port(process, state, config.cluster.start_timeout_s)
@@ -142,17 +149,17 @@ def _with_lost_nodes(config: Config, console: Console) -> ClusterState | None:
         The whole cluster, or None if the head is gone as well.
     """
     state = _read_state()
-    if state is None or not state.processes or not _process(*state.processes[0]):
+    if state is None or not state.processes or not find(*state.processes[0]):
         return None
     port = int(state.address.rpartition(":")[2])
     processes = list(state.processes)
     roles = _node_arguments(config, port, state.gpus)
     for position, (role, arguments) in enumerate(roles.items()):
-        if position < len(processes) and _process(*processes[position]):
+        if position < len(processes) and find(*processes[position]):
             continue
         folder = Path(state.folder)
         process = _start_node(role, arguments, folder, _node_environment(config, state))
-        processes[position:] = [_identity(process), *processes[position + 1 :]]
+        processes[position:] = [identity(psutil.Process(process.pid)), *processes[position + 1 :]]
         console.info(f"local cluster at {state.address}: the {role} node was gone, started again")
     state = replace(state, processes=tuple(processes))
     _write_state(state)
@@ -172,6 +179,7 @@ def down(console: Console, *, force: bool = False) -> bool:
     Raises:
         EnvironmentCheckError: It belongs to a run that is still going, and `force` is false.
     """
+    end_orphans(drivers_folder())
     state = _read_state()
     if state is None:
         return False
@@ -219,10 +227,6 @@ def _node_arguments(
             *common,
         ],
     }
-
-
-def _identity(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    return process.pid, psutil.Process(process.pid).create_time()
 
 
 def _addressed(address: str) -> list[str]:
@@ -298,7 +302,7 @@ def _free_port(address: str, port: int = 0) -> int:
 
 def _stop(state: ClusterState) -> None:
     """End the nodes and their descendants by id, then remove what they left on disk."""
-    roots = [process for identity in state.processes if (process := _process(*identity))]
+    roots = [process for node in state.processes if (process := find(*node))]
     family = [*roots, *_descendants(roots)]
     for process in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -318,15 +322,6 @@ def _descendants(roots: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
     for root in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
             yield from root.children(recursive=True)
-
-
-def _process(pid: int, create_time: float) -> psutil.Process | None:
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - create_time) < 1.0
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _read_state() -> ClusterState | None:

@@ -13,6 +13,7 @@ from ray.exceptions import RaySystemError
 from ray.util.placement_group import placement_group
 
 from rdt_e2e.cluster import local
+from rdt_e2e.cluster.children import end_orphans
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import EnvironmentCheckError
@@ -53,6 +54,9 @@ def cluster_session(config: Config, console: Console) -> Iterator[ClusterSession
         EnvironmentCheckError: Ray cannot be reached, a local node did not join, or another run is
             using the cluster.
     """
+    ended = end_orphans(local.drivers_folder())
+    if ended:
+        console.info(f"ended {ended} processes that a killed run had left")
     with contextlib.ExitStack() as stack:
         if config.cluster.target == "local":
             state = local.deploy(config, console, owner=os.getpid())

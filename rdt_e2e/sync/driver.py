@@ -18,6 +18,8 @@ import ray
 from rdt_e2e.checkpoint.index import CheckpointIndex, read_index
 from rdt_e2e.checkpoint.layout import CheckpointLayout, build_layout
 from rdt_e2e.checkpoint.source import find_checkpoint
+from rdt_e2e.cluster.children import noted
+from rdt_e2e.cluster.local import drivers_folder
 from rdt_e2e.cluster.placement import check_driver, choose_nodes
 from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
@@ -157,6 +159,7 @@ async def _live(run: LiveRun, layout: CheckpointLayout, job: Job) -> None:
                 await stack.enter_async_context(inference_fleet(config, run.root, node, replica))
                 for replica in range(num_replicas)
             ]
+        stack.enter_context(noted(drivers_folder()))
         run.session = SyncSession(run.trainers, fleets, layout, config)
         with console.step("text before the sync (dummy weights)"):
             await check_text(run, "before")
