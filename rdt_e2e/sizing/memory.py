@@ -150,17 +150,21 @@ def shard_bytes(layout: CheckpointLayout, num_trainers: int, rank: int) -> int:
 def gathered_bytes(layout: CheckpointLayout, deployment: Deployment) -> tuple[int, ...]:
     """Bytes that each gathered group takes on every rank.
 
-    An all-gather needs equal shards, so each held tensor is padded to a multiple of the ranks.
+    An all-gather needs equal shards, so each held tensor is padded to a multiple of the ranks. A rank
+    alone gathers nothing.
 
     Source: `ShardedCheckpoint.gather_group` in `trainer/shards.py`.
     """
     ranks = deployment.num_trainers
+    groups = gathered_groups(layout, deployment.gather)
+    if ranks == 1:
+        return (0,) * len(groups)
     return tuple(
         sum(
             -(-layout.held[key].shape[0] // ranks) * ranks * row_bytes(layout.held[key])
             for key in group.keys
         )
-        for group in gathered_groups(layout, deployment.gather)
+        for group in groups
     )
 
 

@@ -163,8 +163,11 @@ class ProducerMixin:
             self._cache.fail(self._broken)
             raise GatherError(f"producer {self.producer_rank}: {self._broken}") from error
         self._counters.gather_s += time.perf_counter() - started
-        resident_bytes += sum(tensor.nbytes for tensor in tensors.values())
-        self._counters.max_resident_bytes = max(self._counters.max_resident_bytes, resident_bytes)
+        if self._shards.gathers:
+            resident_bytes += sum(tensor.nbytes for tensor in tensors.values())
+            self._counters.max_resident_bytes = max(
+                self._counters.max_resident_bytes, resident_bytes
+            )
         return tensors
 
     def pull_sums(self) -> list[tuple[int, int, int]]:

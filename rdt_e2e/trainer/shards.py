@@ -47,6 +47,11 @@ class ShardedCheckpoint:
         """Bytes this rank holds, without padding."""
         return sum(local.numel() * local.element_size() for local in self._local.values())
 
+    @property
+    def gathers(self) -> bool:
+        """Whether there is anything to gather; a rank alone serves its shards."""
+        return self._world > 1
+
     def local(self, key: str) -> torch.Tensor:
         """This rank's rows of a held tensor: `[n, ...]`, n possibly 0."""
         return self._local[key]
@@ -89,7 +94,8 @@ class ShardedCheckpoint:
 
         Returns:
             One tensor per name, in checkpoint form: a view of a gathered tensor, or a row of a
-            gathered stack of experts.
+            gathered stack of experts. A rank alone holds everything: then they are views of its
+            shards, and take no memory.
         """
         whole = {key: self._gather(self.layout.held[key]) for key in group.keys}
         named: dict[str, torch.Tensor] = {}
@@ -101,6 +107,8 @@ class ShardedCheckpoint:
 
     def _gather(self, held: HeldTensor) -> torch.Tensor:
         """All-gather one held tensor as bytes: gloo has no float8, and bytes are all that matters."""
+        if self._world == 1:
+            return self._local[held.key]
         num_rows, row_bytes = held.shape[0], _row_bytes(held)
         chunk_bytes = -(-num_rows // self._world) * row_bytes
         local = self._local[held.key].reshape(-1).view(torch.uint8)
