@@ -83,11 +83,12 @@ async def _measure(
                     result.checks[when] = await check(fleet, root)
         with console.step("pulls without loading"):
             await _pulls_alone(result, task, config, trainers, fleet)
+        with console.step("one sync, traced"):
+            await _traced(result, config, trainers, fleet, session)
+        # Last: they ask for other keys, and so replace what the producers keep of repeated pulls.
         if config.trainer.gather == "owner":
             with console.step("single pulls"):
                 await _single_pulls(result, config, trainers, fleet)
-        with console.step("one sync, traced"):
-            await _traced(result, config, trainers, fleet, session)
     return result
 
 
