@@ -1,14 +1,8 @@
 """The checksum of a run of bytes: what both ends of a pull compare, and what fingerprints rest on."""
 
-import functools
-import logging
-from collections.abc import Callable
-
 import torch
 
 from rdt_e2e.fabric.words import WORD_BYTES, starts_at_a_word
-
-logger = logging.getLogger(__name__)
 
 ROW_WORDS = 4096
 ROW_MULTIPLIER = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed int64
@@ -21,8 +15,8 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
     The bytes are read as rows of 4096 eight-byte words, the last row filled up with zeros, and the
     words are summed modulo 2**64, each times the sum of a weight of its row (even) and one of its
     column (odd). A weight is therefore odd: a change within one word always changes the sum, and
-    words that trade places change it unless their weighted differences cancel. It needs no temporary
-    of the data's size. It tells accidents apart, not forgeries.
+    words that trade places change it unless their weighted differences cancel. It is two plain
+    sums over the data, without a temporary of its size. It tells accidents apart, not forgeries.
 
     Args:
         raw: 1-D uint8, contiguous, on any device.
@@ -46,24 +40,6 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(rows: torch.Tensor, first_row: int) -> torch.Tensor:
-    one_pass = _on_gpu() if rows.is_cuda else None
-    return (one_pass or _weighted_in_two_passes)(rows, first_row)
-
-
-@functools.cache
-def _on_gpu() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """The sum as one kernel, compiled; None where Triton or its C compiler is missing."""
-    try:
-        from rdt_e2e.fabric.checksum_cuda import weighted_sum
-
-        weighted_sum(torch.zeros(1, ROW_WORDS, dtype=torch.int64, device="cuda"), 0)
-    except Exception as error:  # noqa: BLE001 - the sum in two passes is as right
-        logger.warning("checksums on the GPU take several times longer: no Triton here (%s)", error)
-        return None
-    return weighted_sum
-
-
-def _weighted_in_two_passes(rows: torch.Tensor, first_row: int) -> torch.Tensor:
     row_index = torch.arange(first_row + 1, first_row + 1 + rows.shape[0], device=rows.device)
     word_index = torch.arange(1, 1 + ROW_WORDS, device=rows.device)
     row_weight = _mix(row_index * ROW_MULTIPLIER) << 1

@@ -80,10 +80,6 @@ class ProducerMixin:
             max_chunk_bytes=largest_pull_bytes(shards.layout),
             presize_bytes=int(sync.buffer_presize_gib * 2**30),
         )
-        if self._sums_pulls:
-            checksum(
-                torch.zeros(1, dtype=torch.uint8, device=device)
-            )  # On a GPU it is compiled now.
         self._counters = ServeCounters()
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
         self._plans: dict[tuple[int, int], ServePlan] = {}

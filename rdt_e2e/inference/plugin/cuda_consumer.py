@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.fabric.transport_memo import remember_transports
 from rdt_e2e.inference.plugin.consumer import Consumer, ConsumerInitInfo
 from rdt_e2e.inference.plugin.internals import ProcItem
@@ -23,7 +22,6 @@ class CudaConsumer(Consumer):
         """As the released engine; then ask each producer for its transport once, not on each pull."""
         super().init_transfer_engine(init_info)
         remember_transports()
-        checksum(torch.zeros(1, dtype=torch.uint8, device=self.device))  # It is compiled now.
 
     def _enter_reader(self) -> None:
         # UCX posts a read through the calling thread's CUDA context.
