@@ -23,6 +23,8 @@ RUN apt-get update \
       perftest rdma-core \
  && rm -rf /var/lib/apt/lists/*
 
+# ---------------------------------------------------------------------------------------- packages
+# Apart from this project's own files: a change of the source then costs seconds, not minutes.
 FROM base AS builder
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
@@ -32,43 +34,24 @@ RUN apt-get update \
 # uv's cache is outside of what is copied on; links into it would dangle.
 ENV UV_LINK_MODE=copy UV_CACHE_DIR=/var/cache/uv PIP_NO_CACHE_DIR=1
 WORKDIR /opt/rdt-e2e
-# The packages first: a change of the source then costs seconds, not minutes.
 COPY scripts/setup.sh scripts/setup.sh
 COPY requirements requirements
 
-# --------------------------------------------------------------------------------------------- cpu
-FROM builder AS build-cpu
-RUN scripts/setup.sh cpu packages-only && rm -rf "$UV_CACHE_DIR"
 # Compiled ahead: KubeRay's wait container has 0.2 CPU and 256 MiB for `ray health-check`, and the
 # user of the image cannot write bytecode. Hash-based, so that a copy of the files keeps it valid.
 # Templates in some packages are no valid Python; what matters is checked by the doctor below.
+FROM builder AS packages-cpu
+RUN --mount=type=cache,target=/var/cache/uv scripts/setup.sh cpu packages-only
 RUN .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true
-COPY . .
-# The embedded model lies in the image: every node then has the same bytes without a shared volume.
-RUN --mount=type=cache,target=/var/cache/rdt-e2e \
-    scripts/setup.sh cpu \
- && .venv/bin/python -m compileall -q --invalidation-mode unchecked-hash rdt_e2e \
- && .venv/bin/rdt-e2e mini-kimi --cache-dir /var/cache/rdt-e2e \
- && mkdir models && cp -r /var/cache/rdt-e2e/mini-kimi models/ && chmod -R g=u models \
- && .venv/bin/pip inspect >packages.json
 
-# -------------------------------------------------------------------------------------------- cuda
-FROM builder AS build-cuda
+FROM builder AS packages-cuda
 # CUDA release of the NIXL build; it must be torch's, which the lock file decides.
 ARG CUDA_MAJOR=13
-# hadolint ignore=DL4006
-RUN scripts/setup.sh cuda packages-only && rm -rf "$UV_CACHE_DIR" \
+RUN --mount=type=cache,target=/var/cache/uv scripts/setup.sh cuda packages-only \
  && found=$(.venv/bin/pip list --format=freeze | grep -o '^nixl-cu[0-9]*') \
  && if [ "$found" != "nixl-cu$CUDA_MAJOR" ]; then \
       echo "the image must hold nixl-cu$CUDA_MAJOR alone, the lock file gives: $found" >&2; exit 1; fi
 RUN .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true
-COPY . .
-RUN --mount=type=cache,target=/var/cache/rdt-e2e \
-    scripts/setup.sh cuda \
- && .venv/bin/python -m compileall -q --invalidation-mode unchecked-hash rdt_e2e \
- && .venv/bin/rdt-e2e mini-kimi --cache-dir /var/cache/rdt-e2e \
- && mkdir models && cp -r /var/cache/rdt-e2e/mini-kimi models/ && chmod -R g=u models \
- && .venv/bin/pip inspect >packages.json
 
 # ----------------------------------------------------------------------------------------- runtime
 FROM base AS runtime
@@ -107,14 +90,18 @@ FROM runtime AS cuda
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
  && rm -rf /var/lib/apt/lists/*
-COPY --from=build-cuda /opt/rdt-e2e /opt/rdt-e2e
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=packages-cuda /opt/rdt-e2e /opt/rdt-e2e
+COPY . /opt/rdt-e2e
+RUN --mount=type=cache,target=/var/cache/rdt-e2e /opt/rdt-e2e/containers/install.sh cuda
 USER 1000
 # A build has no GPU; what it can answer must pass.
 RUN rdt-e2e doctor --image
 
 # Last, so that it is the target of a build that names none.
 FROM runtime AS cpu
-COPY --from=build-cpu /opt/rdt-e2e /opt/rdt-e2e
+COPY --from=packages-cpu /opt/rdt-e2e /opt/rdt-e2e
+COPY . /opt/rdt-e2e
+RUN --mount=type=cache,target=/var/cache/rdt-e2e /opt/rdt-e2e/containers/install.sh cpu
 USER 1000
 RUN rdt-e2e doctor --image

@@ -19,7 +19,7 @@ ARGS ?=
 
 BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py ansible/library ansible/filter_plugins ansible/roles
-SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh containers/node.sh .ci/run
+SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh containers/node.sh containers/install.sh .ci/run
 
 ON_CLUSTER := $(if $(OVERLAY),--overlay $(OVERLAY)) $(if $(CONTEXT),--context $(CONTEXT))
 sync.local := sync --config $(CONFIG)
@@ -33,7 +33,7 @@ down.compose := compose down --lock $(LOCK)
 down.k8s := k8s down $(ON_CLUSTER)
 $(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose or k8s (LOCK is cpu or cuda)))
 
-.PHONY: help setup lock sync report bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
+.PHONY: help setup lock sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
@@ -68,7 +68,13 @@ test-stack: setup ## The real-stack tests alone
 	$(BIN)/pytest -m stack $(ARGS)
 
 test-long: setup ## Fleets of other shapes, injected faults, a short soak; writes docs/reliability.md's table
-	$(BIN)/pytest -m long --fault-table docs/reliability.md $(ARGS)
+	$(BIN)/pytest -m "long and not containers" --fault-table docs/reliability.md $(ARGS)
+
+test-containers: setup ## Build the image, sync across its containers, lose each node; the Ansible hosts
+	$(BIN)/pytest -m "containers and not long" $(ARGS)
+
+test-network: setup ## Faults of the network between two containers; writes docs/reliability.md's table
+	$(BIN)/pytest -m "containers and long" --fault-table docs/reliability.md $(ARGS)
 
 fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed S")
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings
 
 from tests import markers
-from tests.fault_table import fault_table
+from tests.fault_table import fault_table, network_table
 
-__all__ = ["fault_table"]
+__all__ = ["fault_table", "network_table"]
 
 # Ray reads its token mode when it is imported, which collecting some unit tests does.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -35,7 +35,7 @@ def restored_environment() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that says where the fault table goes."""
-    parser.addoption("--fault-table", metavar="FILE", help="document to write the fault table into")
+    parser.addoption("--fault-table", metavar="FILE", help="document to write the tables of faults into")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The table of faults in a document, written by the tests that inject them."""
+"""The tables of faults in a document, written by the tests that inject them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-BEGIN = "<!-- fault table: written by `make test-long` -->"
-END = "<!-- end of fault table -->"
+PROCESSES = ("fault table: written by `make test-long`", "end of fault table")
+NETWORK = ("network fault table: written by `make test-network`", "end of network fault table")
+"""What the comments before and after a table say."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,14 @@ class Fault:
 
 
 class FaultTable:
-    """Collects rows in the order of the tests."""
+    """Collects rows in the order of the tests.
 
-    def __init__(self) -> None:
+    Args:
+        marks: What the comments before and after the table say.
+    """
+
+    def __init__(self, marks: tuple[str, str]) -> None:
+        self._begin, self._end = (f"<!-- {mark} -->" for mark in marks)
         self.rows: list[Fault] = []
 
     def add(self, what: str, seconds: float | None, outcome: str, after: str) -> None:
@@ -47,15 +53,27 @@ class FaultTable:
 
     def write(self, path: Path) -> None:
         """Put the table between its marks in a document."""
-        before, _, rest = path.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        path.write_text(f"{before}{BEGIN}\n\n{self.render()}\n\n{END}{after}")
+        before, found, rest = path.read_text().partition(self._begin)
+        assert found, f"{path} has no {self._begin}"
+        _, _, after = rest.partition(self._end)
+        path.write_text(f"{before}{self._begin}\n\n{self.render()}\n\n{self._end}{after}")
 
 
 @pytest.fixture(scope="session")
 def fault_table(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
-    """The table; written at the end if `--fault-table` names a document and every test passed."""
-    table = FaultTable()
+    """The table of faults of processes; see `_collected`."""
+    yield from _collected(request, PROCESSES)
+
+
+@pytest.fixture(scope="session")
+def network_table(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
+    """The table of faults of the network; see `_collected`."""
+    yield from _collected(request, NETWORK)
+
+
+def _collected(request: pytest.FixtureRequest, marks: tuple[str, str]) -> Iterator[FaultTable]:
+    """A table; written at the end if `--fault-table` names a document and every test passed."""
+    table = FaultTable(marks)
     yield table
     target = request.config.getoption("--fault-table")
     if target and not request.session.testsfailed:

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,11 +155,14 @@ def find_engine(run: Run = subprocess.run) -> list[str]:
     asked = ["docker", "compose", "version"]
     if shutil.which("docker") is not None and run(asked, capture_output=True).returncode == 0:
         return asked[:2]
-    if shutil.which("podman-compose") is not None:
-        return ["podman-compose"]
+    # The lock files hold it, so it lies beside this interpreter, which need not be on PATH.
+    beside = str(Path(sys.executable).with_name("podman-compose"))
+    found = shutil.which("podman-compose") or shutil.which(beside)
+    if found is not None and shutil.which("podman") is not None:
+        return [found]
     raise EnvironmentCheckError(
-        "neither `docker compose` nor podman-compose is here; install Docker with its compose plugin, or "
-        "podman and podman-compose"
+        "neither `docker compose` nor podman with podman-compose is here; install Docker with its compose "
+        "plugin, or podman (podman-compose comes with the lock files)"
     )
 
 
