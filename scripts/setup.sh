@@ -54,11 +54,14 @@ find_python() {
   die "needs Python 3.11 or 3.12; install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
+# From all of pip's files; `pip config get` reads the user's alone.
+pip_setting() { "$venv/bin/pip" config list | sed -n "s/^global\.$1='\(.*\)'$/\1/p"; }
+
 # uv reads no pip configuration: hand it the index and the CA bundle that pip would use.
 use_pip_settings() {
   local index=${PIP_INDEX_URL:-} cert=${PIP_CERT:-}
-  [ -n "$index" ] || index=$("$venv/bin/pip" config get global.index-url 2>/dev/null) || index=""
-  [ -n "$cert" ] || cert=$("$venv/bin/pip" config get global.cert 2>/dev/null) || cert=""
+  [ -n "$index" ] || index=$(pip_setting index-url)
+  [ -n "$cert" ] || cert=$(pip_setting cert)
   if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
   if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE=$cert; fi
 }

@@ -65,7 +65,16 @@ def build_image(target: str, folder: Path, environment: Mapping[str, str]) -> No
     """
     _ensure_base(folder, environment)
     # Debian's buildah has no runtime of its own for a machine with both cgroup versions: chroot needs none.
-    command = ["buildah", "bud", "--isolation", "chroot", "--layers", "--format", "docker"]
+    command = [
+        "buildah",
+        "bud",
+        "--isolation",
+        "chroot",
+        "--layers",
+        "--force-rm",
+        "--format",
+        "docker",
+    ]
     command += ["--pull-never", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--target", target]
     command += [*_pip_mounts(folder), "-t", image_name(target), str(ROOT)]
     log = folder / f"build-{target}.log"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdt_e2e.cluster.compose import NODES
 from tests.containers.base import ROOT, restored_network
 
 PROGRAM = str(Path(sys.executable).with_name("rdt-e2e"))
@@ -105,7 +106,12 @@ class Project:
 
     def deploy(self) -> None:
         """Start what does not run, and wait until it is healthy."""
-        self._verb("deploy", "--no-build")
+        try:
+            self._verb("deploy", "--no-build")
+        except AssertionError:
+            for node in NODES:
+                print(self.podman("logs", "--tail", "40", self.container(node)))
+            raise
 
     def down(self) -> None:
         """Remove everything that is the project's."""

@@ -5,7 +5,7 @@ afterwards. The trainer's link is slow throughout, so that a sync lasts long eno
 """
 
 import contextlib
-import re
+import json
 import threading
 import time
 
@@ -30,12 +30,10 @@ def up(project):
 
 def host_end(project, service):
     """This machine's end of a container's link: what a cable would be, for the container."""
-    link = project.in_network_of(service, "ip", "-o", "link", "show", "eth0")
-    index = re.search(r"eth0@if(\d+):", link)[1]
-    for line in output("ip", "-o", "link", environment=project.environment).splitlines():
-        if line.startswith(f"{index}: "):
-            return line.split()[1].partition("@")[0].rstrip(":")
-    raise AssertionError(f"no end of {service}'s link here: {link}")
+    (link,) = json.loads(project.in_network_of(service, "ip", "-j", "link", "show", "eth0"))
+    here = json.loads(output("ip", "-j", "link", environment=project.environment))
+    (end,) = [one["ifname"] for one in here if one["ifindex"] == link["link_index"]]
+    return end
 
 
 @contextlib.contextmanager
@@ -60,8 +58,9 @@ def one_direction_dropped(project):
 
 @contextlib.contextmanager
 def address_gone(project):
-    shown = project.in_network_of("trainer", "ip", "-o", "-4", "address", "show", "eth0")
-    address = re.search(r"inet (\S+)", shown)[1]
+    shown = project.in_network_of("trainer", "ip", "-j", "-4", "address", "show", "eth0")
+    (held,) = json.loads(shown)[0]["addr_info"]
+    address = f"{held['local']}/{held['prefixlen']}"
     route = project.in_network_of("trainer", "ip", "route", "show", "default").split()
     project.in_network_of("trainer", "ip", "address", "del", address, "dev", "eth0")
     try:
