@@ -108,9 +108,10 @@ class Project:
         """Start what does not run, and wait until it is healthy."""
         try:
             self._verb("deploy", "--no-build")
-        except AssertionError:
+        except AssertionError as error:
             for node in NODES:
-                print(self.podman("logs", "--tail", "40", self.container(node)))
+                with contextlib.suppress(AssertionError):
+                    error.add_note(self.podman("logs", "--tail", "40", self.container(node)))
             raise
 
     def down(self) -> None:
