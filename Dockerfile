@@ -47,6 +47,7 @@ RUN .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash
 FROM builder AS packages-cuda
 # CUDA release of the NIXL build; it must be torch's, which the lock file decides.
 ARG CUDA_MAJOR=13
+# hadolint ignore=DL4006
 RUN --mount=type=cache,target=/var/cache/uv scripts/setup.sh cuda packages-only \
  && found=$(.venv/bin/pip list --format=freeze | grep -o '^nixl-cu[0-9]*') \
  && if [ "$found" != "nixl-cu$CUDA_MAJOR" ]; then \

@@ -35,7 +35,9 @@ def restored_environment() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that says where the fault table goes."""
-    parser.addoption("--fault-table", metavar="FILE", help="document to write the tables of faults into")
+    parser.addoption(
+        "--fault-table", metavar="FILE", help="document to write the tables of faults into"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
