@@ -18,44 +18,11 @@ ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
       bash ca-certificates procps tini wget \
-      libnuma1 numactl python3 \
+      libnuma1 numactl python3 python3-venv \
       ibverbs-providers ibverbs-utils infiniband-diags iproute2 libibverbs1 librdmacm1 pciutils \
       perftest rdma-core \
  && rm -rf /var/lib/apt/lists/*
 
-# ---------------------------------------------------------------------------------------- packages
-# Apart from this project's own files: a change of the source then costs seconds, not minutes.
-FROM base AS builder
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install -y --no-install-recommends python3-venv \
- && rm -rf /var/lib/apt/lists/*
-# uv's cache is outside of what is copied on; links into it would dangle.
-ENV UV_LINK_MODE=copy UV_CACHE_DIR=/var/cache/uv PIP_NO_CACHE_DIR=1
-WORKDIR /opt/rdt-e2e
-COPY scripts/setup.sh scripts/setup.sh
-COPY requirements requirements
-
-# Compiled ahead: KubeRay's wait container has 0.2 CPU and 256 MiB for `ray health-check`, and the
-# user of the image cannot write bytecode. Hash-based, so that a copy of the files keeps it valid.
-# Templates in some packages are no valid Python; what matters is checked by the doctor below.
-FROM builder AS packages-cpu
-RUN --mount=type=cache,target=/var/cache/uv scripts/setup.sh cpu packages-only
-RUN .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true
-
-FROM builder AS packages-cuda
-# CUDA release of the NIXL build; it must be torch's, which the lock file decides.
-ARG CUDA_MAJOR=13
-# hadolint ignore=DL4006
-RUN --mount=type=cache,target=/var/cache/uv scripts/setup.sh cuda packages-only \
- && found=$(.venv/bin/pip list --format=freeze | grep -o '^nixl-cu[0-9]*') \
- && if [ "$found" != "nixl-cu$CUDA_MAJOR" ]; then \
-      echo "the image must hold nixl-cu$CUDA_MAJOR alone, the lock file gives: $found" >&2; exit 1; fi
-RUN .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true
-
-# ----------------------------------------------------------------------------------------- runtime
-FROM base AS runtime
 # Group 0 and group-writable, so that any uid with group 0 (and root without capabilities) works. The
 # file is for login shells, which reset PATH to the system's.
 # hadolint ignore=SC2016
@@ -85,24 +52,46 @@ LABEL org.opencontainers.image.title="rdt-e2e" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
 
-FROM runtime AS cuda
+# A target's packages in a layer of their own, and this project's files on top: a change of the source
+# then costs seconds, not minutes. Compiled ahead: KubeRay's wait container has 0.2 CPU and 256 MiB for
+# `ray health-check`, and the user of the image cannot write bytecode. Templates in some packages are
+# no valid Python; what matters is checked by the doctor at the end.
+FROM base AS packages
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# uv's cache is outside of the image; links into it would dangle.
+ENV UV_LINK_MODE=copy PIP_NO_CACHE_DIR=1
+WORKDIR /opt/rdt-e2e
+COPY scripts/setup.sh scripts/setup.sh
+COPY requirements requirements
+
+FROM packages AS cuda
 # Triton compiles its launchers at run time, with the system's C compiler and Python's headers.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
  && rm -rf /var/lib/apt/lists/*
+# CUDA release of the NIXL build; it must be torch's, which the lock file decides.
+ARG CUDA_MAJOR=13
+# hadolint ignore=DL4006
+RUN --mount=type=cache,target=/var/cache/uv UV_CACHE_DIR=/var/cache/uv scripts/setup.sh cuda packages-only \
+ && found=$(.venv/bin/pip list --format=freeze | grep -o '^nixl-cu[0-9]*') \
+ && if [ "$found" != "nixl-cu$CUDA_MAJOR" ]; then \
+      echo "the image must hold nixl-cu$CUDA_MAJOR alone, the lock file gives: $found" >&2; exit 1; fi \
+ && { .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true; }
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=packages-cuda /opt/rdt-e2e /opt/rdt-e2e
-COPY . /opt/rdt-e2e
-RUN --mount=type=cache,target=/var/cache/rdt-e2e /opt/rdt-e2e/containers/install.sh cuda
+COPY . .
+RUN --mount=type=cache,target=/var/cache/rdt-e2e containers/install.sh cuda
+WORKDIR /home/ray
 USER 1000
 # A build has no GPU; what it can answer must pass.
 RUN rdt-e2e doctor --image
 
 # Last, so that it is the target of a build that names none.
-FROM runtime AS cpu
-COPY --from=packages-cpu /opt/rdt-e2e /opt/rdt-e2e
-COPY . /opt/rdt-e2e
-RUN --mount=type=cache,target=/var/cache/rdt-e2e /opt/rdt-e2e/containers/install.sh cpu
+FROM packages AS cpu
+RUN --mount=type=cache,target=/var/cache/uv UV_CACHE_DIR=/var/cache/uv scripts/setup.sh cpu packages-only \
+ && { .venv/bin/python -m compileall -q -q -j 0 --invalidation-mode unchecked-hash .venv/lib || true; }
+COPY . .
+RUN --mount=type=cache,target=/var/cache/rdt-e2e containers/install.sh cpu
+WORKDIR /home/ray
 USER 1000
 RUN rdt-e2e doctor --image

@@ -7,10 +7,11 @@ settings of this machine: its index, its CA bundle and the local folders of whee
 import configparser
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rdt_e2e import __version__
@@ -105,17 +106,13 @@ def _remove_chains() -> None:
         listed = _iptables(table, "-S").splitlines()
         chains = [line.split()[1] for line in listed if line.startswith("-N NETAVARK")]
         for line in listed:
-            words = line.split()
+            # Comments hold blanks, and are quoted.
+            words = shlex.split(line)
             if words[0] == "-A" and any(chain in words[2:] for chain in chains):
-                _iptables(table, "-D", *_unquoted(words[1:]))
+                _iptables(table, "-D", *words[1:])
         for option in ("-F", "-X"):
             for chain in chains:
                 _iptables(table, option, chain)
-
-
-def _unquoted(words: Sequence[str]) -> list[str]:
-    # A comment is the one argument with blanks, and is in quotes.
-    return [word.strip('"') for word in " ".join(words).replace(' "', '\0"').split("\0")]
 
 
 def _iptables(table: str, *arguments: str) -> str:

@@ -116,7 +116,7 @@ def test_image_tag_is_the_release_and_the_lock():
     for service in compose()["services"].values():
         assert service["image"] == f"localhost/rdt-e2e:{__version__}-${{LOCK:-cpu}}"
     assert f'image.version="{__version__}"' in DOCKERFILE
-    targets = set(re.findall(r"^FROM runtime AS (\w+)$", DOCKERFILE, re.MULTILINE))
+    targets = set(re.findall(r"^FROM packages AS (\w+)$", DOCKERFILE, re.MULTILINE))
     assert targets == {"cpu", "cuda"}
     assert {path.stem for path in (ROOT / "requirements").glob("c*.lock")} == targets
 
