@@ -20,3 +20,5 @@ mkdir models
 cp -r /var/cache/rdt-e2e/mini-kimi models/
 chmod -R g=u models
 .venv/bin/pip inspect >packages.json
+# Locks that uv leaves.
+rm -f /tmp/uv-*.lock

@@ -34,10 +34,11 @@ def restored_environment() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that says where the fault table goes."""
+    """Add the options that say where the fault tables go, and which image is tested."""
     parser.addoption(
         "--fault-table", metavar="FILE", help="document to write the tables of faults into"
     )
+    parser.addoption("--image", metavar="NAME", help="test this image of podman's, and build none")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

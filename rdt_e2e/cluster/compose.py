@@ -15,11 +15,19 @@ from rdt_e2e.console import Console
 from rdt_e2e.errors import EnvironmentCheckError
 
 NODES = ("head", "trainer", "inference")
+JOB_NODE = "inference"
+"""Where the driver has to run; see docker-compose.yml."""
 TOKEN = Path(".secrets/ray-token")
 RUNS_FOLDER = "/runs"
 START_TIMEOUT_S = 300.0
 POLL_S = 1.0
 HEALTH = ("/opt/rdt-e2e/containers/node.sh", "health")
+
+IN_BASH = ("bash", "-c")
+_START_JOB = 'echo $$ >"$HOME/.job.pid"; exec "$@"'
+_END_JOB = (
+    'pid=$(<"$HOME/.job.pid") && kill -INT "$pid" && timeout 60 tail --pid="$pid" -f /dev/null'
+)
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -69,7 +77,7 @@ class ComposeTarget:
         self.console.info(f"up and healthy: {', '.join(NODES)}")
 
     def sync(self, config: str, arguments: Sequence[str], runs_dir: Path) -> int:
-        """Run one job in a container of its own, and copy its run directory out.
+        """Run one job in the inference container, and copy its run directory out.
 
         Args:
             config: Name of the profile.
@@ -78,15 +86,32 @@ class ComposeTarget:
 
         Returns:
             Exit status of the job.
+
+        Raises:
+            EnvironmentCheckError: Nothing is deployed, or the container ended, and the job with it.
         """
         before = set(self._run_names())
-        # podman-compose wants the profile named; the nodes are up, and must not be started anew.
-        run = ["--profile", "job", "run", "--rm", "--no-deps", "-T", "sync"]
         job = ["rdt-e2e", "sync", "--config", config, *arguments]
-        status = self._run([*run, *job]).returncode
+        try:
+            status = self._run(
+                ["exec", "-T", JOB_NODE, *IN_BASH, _START_JOB, "job", *job]
+            ).returncode
+        except KeyboardInterrupt:
+            # The engine's client has ended, the job inside has not heard of it.
+            self._run(["exec", "-T", JOB_NODE, *IN_BASH, _END_JOB])
+            raise
         for name in sorted(set(self._run_names()) - before):
             num_files = self._fetch(name, runs_dir / name)
             self.console.info(f"fetched {runs_dir / name} ({num_files} files)")
+        if (
+            status != 0
+            and self._run(["exec", "-T", JOB_NODE, "true"], capture=True).returncode != 0
+        ):
+            raise EnvironmentCheckError(
+                f"container {JOB_NODE} ended (status {status} of the job), and the job with it; see "
+                f"`{' '.join(self.command)} logs {JOB_NODE}`, and start it again: `make deploy "
+                "TARGET=compose`"
+            )
         return status
 
     def down(self, *, volumes: bool) -> None:
@@ -97,8 +122,7 @@ class ComposeTarget:
         """
         # The file names the token, so the engine wants it there even now.
         make_token(self.root / TOKEN)
-        # With the profile, so that a job that was killed goes as well.
-        self._call(["--profile", "job", "down", *(["--volumes"] if volumes else [])])
+        self._call(["down", *(["--volumes"] if volumes else [])])
         (self.root / TOKEN).unlink()
 
     def _run_names(self) -> list[str]:

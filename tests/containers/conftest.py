@@ -18,8 +18,15 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="session")
-def image(podman: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Name of the cpu image, built from the Dockerfile as it is now."""
+def image(
+    request: pytest.FixtureRequest,
+    podman: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    """Name of the cpu image, built from the Dockerfile as it is now unless `--image` names one."""
+    given: str | None = request.config.getoption("--image")
+    if given is not None:
+        return given
     base.build_image("cpu", tmp_path_factory.mktemp("build"), podman)
     return base.image_name("cpu")
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -83,9 +84,9 @@ class Job:
     def close(self) -> None:
         """End it if it still runs."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(20)
+                self._process.wait(90)
             self._process.kill()
         self._reader.join()
 
@@ -127,8 +128,6 @@ class Project:
             yield job
         finally:
             job.close()
-            for left in self.podman("ps", "-aq", "--filter", f"name={self.name}_sync_").split():
-                self.podman("rm", "-f", "-t", "0", left)
 
     def newest_run(self) -> Path:
         """The last run directory that was copied here."""

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rdt_e2e import __version__
-from rdt_e2e.cluster.compose import NODES, ComposeTarget, find_engine, make_token
+from rdt_e2e.cluster.compose import JOB_NODE, NODES, ComposeTarget, find_engine, make_token
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
 from rdt_e2e.doctor.registry import THEMES
@@ -53,7 +53,7 @@ def test_every_container_has_the_environment_and_the_token():
 
 
 def test_own_variables_are_keys_of_the_configuration(monkeypatch):
-    for name, value in compose()["services"]["sync"]["environment"].items():
+    for name, value in compose()["services"]["inference"]["environment"].items():
         if name.startswith("RDT_E2E_"):
             monkeypatch.setenv(name, re.sub(r"\$\{\w+:-(.*)\}", r"\1", value))
     config = load_config("local")
@@ -69,18 +69,9 @@ def test_gpus_fit_the_default_profile():
     assert int(default) >= max(config.trainer.num_ranks, config.num_consumers)
 
 
-def test_job_is_a_part_of_the_inference_node():
-    services = compose()["services"]
-    # vLLM's sockets are in /tmp, at the node's own address.
-    assert services["sync"]["network_mode"] == "service:inference"
-    assert "inference-tmp:/tmp" in services["sync"]["volumes"]
-    assert "inference-tmp:/tmp" in services["inference"]["volumes"]
-    assert services["sync"]["profiles"] == ["job"]
-
-
 def test_run_directories_go_where_they_are_fetched_from():
     services = compose()["services"]
-    assert "runs:/runs" in services["sync"]["volumes"]
+    assert "runs:/runs" in services[JOB_NODE]["volumes"]
     assert "runs:/runs:ro" in services["head"]["volumes"]
     assert "RDT_E2E_PATHS__RUNS_DIR=/runs" in DOCKERFILE
     for service in services.values():
@@ -92,9 +83,8 @@ def test_commands_are_roles_of_the_node_script():
     script = NODE_SCRIPT.read_text()
     roles = set(re.findall(r"^  ([a-z |-]+)\)", script, re.MULTILINE))
     roles = {role for group in roles for role in group.split(" | ")}
-    for name, service in compose()["services"].items():
-        if name != "sync":
-            assert service["command"][0] in roles
+    for service in compose()["services"].values():
+        assert service["command"][0] in roles
     assert compose("docker-compose.gpu.yml")["services"]["trainer"]["command"][0] in roles
 
 
@@ -261,11 +251,32 @@ def test_failed_build_is_named(tmp_path):
 
 
 def test_status_of_the_job_is_passed_on(tmp_path):
-    engine = Engine(run=3)
+    engine = Engine(sync=3)
     assert target(tmp_path, engine).sync("local", ["--iters", "5"], tmp_path) == 3
-    job = next(call for call in engine.calls if "run" in call)
-    assert job[:3] == ["--profile", "job", "run"]
-    assert job[job.index("sync") + 1 :] == ["rdt-e2e", "sync", "--config", "local", "--iters", "5"]
+    job = next(call for call in engine.calls if "sync" in call)
+    assert job[:4] == ["exec", "-T", "inference", "bash"]
+    assert job[job.index("job") + 1 :] == ["rdt-e2e", "sync", "--config", "local", "--iters", "5"]
+
+
+def test_job_that_ends_with_its_container_is_named(tmp_path):
+    engine = Engine(sync=137, true=1)
+    with pytest.raises(EnvironmentCheckError, match=r"container inference ended \(status 137"):
+        target(tmp_path, engine).sync("local", [], tmp_path)
+
+
+def test_interrupt_reaches_the_job(tmp_path):
+    engine = Engine()
+
+    def interrupted(command, **options):
+        done = engine(command, **options)
+        if "sync" in command:
+            raise KeyboardInterrupt
+        return done
+
+    with pytest.raises(KeyboardInterrupt):
+        target(tmp_path, interrupted).sync("local", [], tmp_path)
+    assert engine.calls[-1][:3] == ["exec", "-T", "inference"]
+    assert "kill -INT" in engine.calls[-1][-1]
 
 
 def test_job_needs_a_deployment(tmp_path):
@@ -277,7 +288,7 @@ def test_job_needs_a_deployment(tmp_path):
 def test_down_keeps_volumes_unless_told(volumes, options, tmp_path):
     engine = Engine()
     target(tmp_path, engine).down(volumes=volumes)
-    assert engine.calls == [["--profile", "job", "down", *options]]
+    assert engine.calls == [["down", *options]]
     assert not (tmp_path / ".secrets/ray-token").exists()
 
 
