@@ -65,17 +65,10 @@ def build_image(target: str, folder: Path, environment: Mapping[str, str]) -> No
         environment: Of podman and buildah.
     """
     _ensure_base(folder, environment)
+    before = _image_id(target, environment)
     # Debian's buildah has no runtime of its own for a machine with both cgroup versions: chroot needs none.
-    command = [
-        "buildah",
-        "bud",
-        "--isolation",
-        "chroot",
-        "--layers",
-        "--force-rm",
-        "--format",
-        "docker",
-    ]
+    command = ["buildah", "bud", "--isolation", "chroot", "--layers", "--force-rm"]
+    command += ["--format", "docker"]
     command += ["--pull-never", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--target", target]
     command += [*_pip_mounts(folder), "-t", image_name(target), str(ROOT)]
     log = folder / f"build-{target}.log"
@@ -84,6 +77,19 @@ def build_image(target: str, folder: Path, environment: Mapping[str, str]) -> No
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, timeout=3000
         )
     assert done.returncode == 0, f"the build failed; the end of {log}:\n{log.read_text()[-4000:]}"
+    # Without its name the image before this one would stay for ever; layers in use are kept.
+    if before and before != _image_id(target, environment):
+        subprocess.run(["podman", "rmi", before], capture_output=True, env=environment)
+
+
+def _image_id(target: str, environment: Mapping[str, str]) -> str:
+    listed = subprocess.run(
+        ["podman", "images", "--quiet", "--no-trunc", image_name(target)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    return listed.stdout.strip()
 
 
 @contextlib.contextmanager
