@@ -19,7 +19,7 @@ ARGS ?=
 
 BIN := .venv/bin
 SOURCES := rdt_e2e tests setup.py ansible/library ansible/filter_plugins ansible/roles
-SHELL_SCRIPTS := scripts/setup.sh scripts/lock.sh containers/node.sh containers/install.sh .ci/run
+SHELL_SCRIPTS := $(wildcard scripts/*.sh containers/*.sh) .ci/run
 
 ON_CLUSTER := $(if $(OVERLAY),--overlay $(OVERLAY)) $(if $(CONTEXT),--context $(CONTEXT))
 sync.local := sync --config $(CONFIG)
@@ -33,7 +33,7 @@ down.compose := compose down --lock $(LOCK)
 down.k8s := k8s down $(ON_CLUSTER)
 $(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose or k8s (LOCK is cpu or cuda)))
 
-.PHONY: help setup lock sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint type fmt check clean
+.PHONY: help setup lock kubectl sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint lint-k8s type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
@@ -83,9 +83,15 @@ fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed
 setup: ## Make .venv hold the lock file LOCK (cpu or cuda) and this package
 	@scripts/setup.sh $(if $(filter local,$(TARGET)),$(LOCK),cpu)
 
+kubectl: setup ## Put a kubectl of a known version into .venv, for tests and for machines without one
+	@scripts/kubectl.sh
+
 lint: setup ## ruff, codespell, yamllint, shellcheck, hadolint
 	$(BIN)/ruff check $(SOURCES) && $(BIN)/ruff format --check $(SOURCES) && $(BIN)/codespell
 	$(BIN)/yamllint --strict . && $(BIN)/shellcheck $(SHELL_SCRIPTS) && $(BIN)/hadolint Dockerfile
+
+lint-k8s: kubectl ## checkov on every object and pod that k8s/ and its overlays make
+	@scripts/lint-k8s.sh
 
 type: setup ## mypy, strict
 	$(BIN)/mypy
@@ -104,4 +110,4 @@ clean: ## Remove .venv, caches and build folders; runs/ and the model cache stay
 ##@ Help
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,12 +104,16 @@ class Kubectl:
         return num_files
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
-        if shutil.which(self.program) is None:
+        # The one of `make kubectl` lies beside the interpreter.
+        beside = str(Path(sys.executable).parent)
+        program = shutil.which(self.program) or shutil.which(self.program, path=beside)
+        if program is None:
             raise EnvironmentCheckError(
-                f"there is no {self.program} on PATH; install it ({INSTALL}), 1.30 or newer"
+                f"there is no {self.program} on PATH; install it, 1.30 or newer ({INSTALL}), or fetch the "
+                "one that the tests use: `make kubectl`"
             )
         context = [] if self.context is None else [f"--context={self.context}"]
-        return [self.program, *context, *arguments]
+        return [program, *context, *arguments]
 
     def _run(self, arguments: Sequence[str], text: str | None = None, timeout_s: float = 60) -> str:
         command = self._command(arguments)

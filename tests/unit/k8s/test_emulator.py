@@ -6,7 +6,6 @@ create a Namespace, so that one document is left out here.
 
 import asyncio
 import json
-import shutil
 import socket
 import subprocess
 from typing import Any
@@ -17,9 +16,10 @@ from kmock import KubernetesEmulator, ResourceInfo, Server
 from rdt_e2e.cluster.kube_api import OfficialApi, contexts
 from rdt_e2e.cluster.kubectl import Kubectl
 from rdt_e2e.errors import EnvironmentCheckError
+from tests.unit.k8s.variants import needs_kubectl
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl"),
+    needs_kubectl,
     # kmock 0.8 reads its own data the old way.
     pytest.mark.filterwarnings("ignore:read_binary is deprecated:DeprecationWarning"),
 ]

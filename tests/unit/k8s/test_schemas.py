@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rdt_e2e.cluster.kube_manifests import pod_specs, ray_cluster
+from tests.kuberay_pods import ray_pods, submitter_pod
 from tests.unit.k8s import operator_rules
 from tests.unit.k8s.crd_schema import errors
 from tests.unit.k8s.variants import K8S, VARIANTS
@@ -48,6 +49,16 @@ def test_pods_are_valid_for_kubernetes_too(overlay, rendered, jobs):
     assert len(pods) >= 3 + len(jobs)
     for spec in pods:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+        check_built_in(json.dumps(pod))
+
+
+@pytest.mark.parametrize("overlay", VARIANTS)
+def test_pods_that_the_operator_makes_are_valid(overlay, rendered, jobs):
+    documents = rendered(overlay)
+    made = ray_pods(documents)
+    assert list(made) == ["head", "trainer", "inference"]
+    submitter = submitter_pod(jobs["sync"], ray_cluster(documents), "id")
+    for pod in [*made.values(), submitter]:
         check_built_in(json.dumps(pod))
 
 

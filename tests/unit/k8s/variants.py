@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ _named = os.environ.get("RDT_E2E_CRD_DIR")
 CRD_DIR = Path(_named) if _named else ROOT.parent / "shared" / "kuberay-crds"
 """KubeRay's definitions, a megabyte each and not ours: kept beside the repository, if at all."""
 
+# The one of `make kubectl` before any other: its version is known.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 needs_kubectl = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="needs kubectl to render an overlay"
+    shutil.which("kubectl") is None, reason="needs kubectl: `make kubectl`"
 )
 
 OVERLAYS = [pytest.param(name, marks=needs_kubectl) for name in overlay_names()]
