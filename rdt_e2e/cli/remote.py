@@ -62,7 +62,7 @@ def k8s_deploy(
     target, documents, name = _target(overlay, context, image)
     from rdt_e2e.cluster.kubernetes import describe_target
 
-    _confirm(f"apply {describe_target(documents, name)}", context)
+    _confirm(f"apply {describe_target(documents, name)}", context, target.console)
     target.deploy(documents, timeout)
 
 
@@ -98,7 +98,7 @@ def k8s_down(overlay: OverlayOption = None, context: ContextOption = None) -> No
       rdt-e2e k8s down --context my-cluster
     """
     target, documents, name = _target(overlay, context, None)
-    _confirm(f"remove the deployment from context {name}", context)
+    _confirm(f"remove the deployment from context {name}", context, target.console)
     target.down(documents)
 
 
@@ -174,9 +174,10 @@ def _target(
     return KubernetesTarget(OfficialApi(name), kubectl, Console()), documents, name
 
 
-def _confirm(what: str, context: str | None) -> None:
+def _confirm(what: str, context: str | None, console: Console) -> None:
     """Ask, unless the context was named: it is easy to be on another one than one thinks."""
     if context is not None:
+        console.info(what)
         return
     if not sys.stdin.isatty():
         raise ConfigError(

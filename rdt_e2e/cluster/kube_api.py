@@ -40,7 +40,7 @@ class KubeApi(Protocol):
         """Events about the object of this name, oldest first."""
 
     def objects(self, namespace: str) -> list[str]:
-        """What would be lost with a namespace, as kind/name: pods, services, volume claims, jobs."""
+        """What would be lost with a namespace, as kind/name, but for what Kubernetes puts there."""
 
     def namespace(self, name: str) -> Answer | None:
         """A namespace, or None."""
@@ -54,8 +54,8 @@ class KubeApi(Protocol):
     def ray_object(self, plural: str, namespace: str, name: str) -> Answer | None:
         """A RayCluster or RayJob, or None."""
 
-    def ray_jobs(self, namespace: str, selector: str) -> list[Answer]:
-        """RayJobs with these labels."""
+    def ray_objects(self, plural: str, namespace: str, selector: str) -> list[Answer]:
+        """RayClusters or RayJobs with these labels; all for an empty selector."""
 
     def create_ray_job(self, namespace: str, job: Answer) -> None:
         """Create a RayJob."""
@@ -136,19 +136,23 @@ class OfficialApi:
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or ""))
 
     def objects(self, namespace: str) -> list[str]:
-        """What would be lost with a namespace, as kind/name."""
+        """What would be lost with a namespace, as kind/name, but for what Kubernetes puts there."""
         lists = {
             "pod": self._core.list_namespaced_pod,
             "service": self._core.list_namespaced_service,
             "persistentvolumeclaim": self._core.list_namespaced_persistent_volume_claim,
+            "secret": self._core.list_namespaced_secret,
+            "configmap": self._core.list_namespaced_config_map,
             "job": self._batch.list_namespaced_job,
             "deployment": self._apps.list_namespaced_deployment,
+            "statefulset": self._apps.list_namespaced_stateful_set,
         }
-        return [
-            f"{kind}/{one['metadata']['name']}"
-            for kind, ask in lists.items()
-            for one in self._items(ask, namespace)
+        found = [
+            (kind, one) for kind, ask in lists.items() for one in self._items(ask, namespace)
         ]
+        for plural in ("rayclusters", "rayjobs"):
+            found += [(plural[:-1], one) for one in self.ray_objects(plural, namespace, "")]
+        return [f"{kind}/{one['metadata']['name']}" for kind, one in found if not _built_in(one)]
 
     def namespace(self, name: str) -> Answer | None:
         """A namespace, or None."""
@@ -181,12 +185,10 @@ class OfficialApi:
         ask = self._custom.get_namespaced_custom_object
         return self._one(ask, RAY_GROUP, RAY_VERSION, namespace, plural, name)
 
-    def ray_jobs(self, namespace: str, selector: str) -> list[Answer]:
-        """RayJobs with these labels."""
+    def ray_objects(self, plural: str, namespace: str, selector: str) -> list[Answer]:
+        """RayClusters or RayJobs with these labels."""
         ask = self._custom.list_namespaced_custom_object
-        found = self._ask(
-            ask, RAY_GROUP, RAY_VERSION, namespace, "rayjobs", label_selector=selector
-        )
+        found = self._ask(ask, RAY_GROUP, RAY_VERSION, namespace, plural, label_selector=selector)
         return list(found["items"])
 
     def create_ray_job(self, namespace: str, job: Answer) -> None:
@@ -231,3 +233,14 @@ class OfficialApi:
             f"the cluster at {self._client.configuration.host} does not answer ({error}); check the "
             "context, the network and `kubectl cluster-info`"
         )
+
+
+def _built_in(found: Answer) -> bool:
+    """Whether Kubernetes makes this object in each namespace, or KubeRay for a cluster or job."""
+    metadata = found["metadata"]
+    owners = [str(one.get("apiVersion")) for one in metadata.get("ownerReferences") or []]
+    return (
+        any(owner.startswith(f"{RAY_GROUP}/") for owner in owners)
+        or metadata["name"] in ("kube-root-ca.crt", "openshift-service-ca.crt")
+        or found.get("type") == "kubernetes.io/service-account-token"
+    )

@@ -5,14 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rdt_e2e.cluster.kube_api import Answer, KubeApi
-from rdt_e2e.cluster.kube_manifests import Document, GroupNeeds, group_needs, ray_cluster
+from rdt_e2e.cluster.kube_manifests import (
+    Document,
+    GroupNeeds,
+    group_needs,
+    ray_cluster,
+    ray_job_files,
+)
 
-CRDS = ("rayclusters.ray.io", "rayjobs.ray.io")
 MIN_OPERATOR = (1, 6)
 """First line of KubeRay's releases that these manifests are meant for; written against 1.7.0."""
 OPERATOR_FIX = (
-    "helm upgrade --install kuberay-operator kuberay/kuberay-operator --version 1.7.0 "
-    "--namespace kuberay-system --create-namespace"
+    "helm upgrade --install kuberay-operator kuberay-operator --version 1.7.0 "
+    "--repo https://ray-project.github.io/kuberay-helm/ --namespace kuberay-system --create-namespace"
+)
+# Helm installs types once and never updates them; they are too large for a client-side apply.
+TYPES_FIX = (
+    "kubectl apply --server-side --force-conflicts -k "
+    "'https://github.com/ray-project/kuberay/ray-operator/config/crd?ref=v1.7.0'"
 )
 MULTUS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 MULTUS_CRD = "network-attachment-definitions.k8s.cni.cncf.io"
@@ -51,7 +61,7 @@ def missing_prerequisites(api: KubeApi, documents: Sequence[Document]) -> list[M
         What is missing, in the order in which to mend it; empty when all is there.
     """
     cluster = ray_cluster(documents)
-    found = [*_types(api), *_operator(api), *_extensions(api, documents)]
+    found = [*_types(api, cluster), *_operator(api), *_extensions(api, documents)]
     nodes = [node for node in api.nodes() if not node["spec"].get("unschedulable")]
     for needs in group_needs(cluster):
         found += _node(needs, nodes)
@@ -76,19 +86,30 @@ def quantity(text: str) -> float:
     return number * (1024.0 if suffix.endswith("i") else 1000.0) ** power
 
 
-def _types(api: KubeApi) -> list[Missing]:
+def _types(api: KubeApi, cluster: Document) -> list[Missing]:
+    """KubeRay's types, and the fields of them that are used here."""
+    jobs = ray_job_files().values()
+    used = {
+        "rayclusters.ray.io": set(cluster["spec"]),
+        "rayjobs.ray.io": {field for job in jobs for field in job["spec"]},
+    }
     found = []
-    for name in CRDS:
+    for name, fields in used.items():
         crd = api.crd(name)
         if crd is None:
             found.append(Missing(f"the type {name} is not installed", OPERATOR_FIX))
             continue
-        served = [v["name"] for v in crd["spec"]["versions"] if v.get("served")]
+        served = {one["name"]: one for one in crd["spec"]["versions"] if one.get("served")}
         if "v1" not in served:
             what = f"the type {name} serves {', '.join(served) or 'nothing'}, not v1"
-            found.append(
-                Missing(what, f"{OPERATOR_FIX}  # after the new CRDs, applied --server-side")
-            )
+            found.append(Missing(what, TYPES_FIX))
+            continue
+        schema = served["v1"].get("schema", {}).get("openAPIV3Schema", {}).get("properties", {})
+        # The API server drops a field that it does not know, such as the one that asks for a token.
+        unknown = fields - set(schema.get("spec", {}).get("properties", fields))
+        if unknown:
+            what = f"the type {name} is older than its use here: no {', '.join(sorted(unknown))}"
+            found.append(Missing(what, TYPES_FIX))
     return found
 
 

@@ -83,6 +83,13 @@ def load_manifests(
     return [with_image(document, image) for document in documents]
 
 
+def ray_job_files() -> dict[str, Document]:
+    """Stem of the file to document, for each RayJob in `k8s/jobs`, sorted."""
+    paths = sorted((manifests_dir() / "jobs").glob("*.yaml"))
+    held = {path.stem: yaml.safe_load(path.read_text()) for path in paths}
+    return {stem: one for stem, one in held.items() if one["kind"] == "RayJob"}
+
+
 def load_job(name: str, *, run_name: str, image: str) -> Document:
     """A RayJob of `k8s/jobs`, under a name of its own.
 
@@ -94,11 +101,9 @@ def load_job(name: str, *, run_name: str, image: str) -> Document:
     Raises:
         ConfigError: There is no such job, or it is not a RayJob.
     """
-    folder = manifests_dir() / "jobs"
-    jobs = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yaml")}
-    ray_jobs = sorted(stem for stem, one in jobs.items() if one["kind"] == "RayJob")
-    if name not in ray_jobs:
-        raise ConfigError(f"no RayJob {name!r} (JOB) in k8s/jobs; there are {', '.join(ray_jobs)}")
+    jobs = ray_job_files()
+    if name not in jobs:
+        raise ConfigError(f"no RayJob {name!r} (JOB) in k8s/jobs; there are {', '.join(jobs)}")
     job = with_image(jobs[name], image)
     job["metadata"]["name"] = run_name
     return job

@@ -23,11 +23,15 @@ NAMESPACE = "rdt-e2e"
 NODE_SELECTOR = f"ray.io/cluster={CLUSTER_NAME}"
 PART_OF = "app.kubernetes.io/part-of"
 OURS = f"{PART_OF}=rdt-e2e"
+# Not those of the download job, which nobody here started.
+OUR_PODS = "app.kubernetes.io/component in (ray-node,submitter)"
 ROLES = ("head", "trainer", "inference")
 RUNS_FOLDER = "/runs"
 RAY_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108  # a folder in the pod
 POLL_S = 2.0
 JOB_START_TIMEOUT_S = 900.0
+# Twice the grace that the Ray pods have.
+PODS_END_TIMEOUT_S = 240.0
 FINISHED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 ENDED_EARLY = frozenset({"Failed", "Complete"})
 
@@ -61,10 +65,11 @@ class KubernetesTarget:
         for one in missing:
             self.console.info(f"missing: {one.what}\n  fix: {one.fix}")
         if missing:
+            things = "one thing" if len(missing) == 1 else f"{len(missing)} things"
             raise EnvironmentCheckError(
-                f"the cluster lacks {len(missing)} things, listed above with their fixes; nothing was "
-                "applied"
+                f"the cluster lacks {things}, named above with the fix; nothing was applied"
             )
+        self.console.info("cluster: KubeRay, nodes and resources are there")
 
     def deploy(self, documents: Sequence[Document], timeout_s: float) -> None:
         """Apply the documents and wait until every Ray node is ready.
@@ -78,6 +83,10 @@ class KubernetesTarget:
                 does not get ready; the message says why.
         """
         self.check(documents)
+        if self._namespace_of_others():
+            # With our label on it, `down` would take it for ours.
+            documents = [one for one in documents if one["kind"] != "Namespace"]
+            self.console.info(f"namespace {NAMESPACE} is there and not ours: left as it is")
         for line in self.kubectl.apply(documents):
             self.console.info(f"  {line}")
         deadline = self.clock() + timeout_s
@@ -160,17 +169,13 @@ class KubernetesTarget:
             return
         jobs = [
             _stub("RayJob", "ray.io/v1", one["metadata"]["name"])
-            for one in self.api.ray_jobs(NAMESPACE, OURS)
+            for one in self.api.ray_objects("rayjobs", NAMESPACE, OURS)
         ]
         rest = [one for one in reversed(documents) if one["kind"] != "Namespace"]
         # Jobs first: their drivers end in order while the cluster is still there.
         for line in [*(self.kubectl.delete(jobs) if jobs else []), *self.kubectl.delete(rest)]:
             self.console.info(f"  {line}")
-        # Read again: pods take their time to go, and others may have come.
-        namespace = self.api.namespace(NAMESPACE)
-        if namespace is None:
-            return
-        if namespace["metadata"].get("labels", {}).get(PART_OF) != "rdt-e2e":
+        if self._namespace_of_others():
             self.console.info(f"namespace {NAMESPACE} was not made by this; it stays")
             return
         others = self._objects_once_pods_are_gone()
@@ -182,9 +187,20 @@ class KubernetesTarget:
         for line in self.kubectl.delete([_stub("Namespace", "v1", NAMESPACE)]):
             self.console.info(f"  {line}")
 
+    def _namespace_of_others(self) -> bool:
+        """Whether our namespace exists, and was made by somebody else."""
+        found = self.api.namespace(NAMESPACE)
+        return found is not None and (
+            found["metadata"].get("labels", {}).get(PART_OF) != "rdt-e2e"
+        )
+
     def _objects_once_pods_are_gone(self) -> list[str]:
-        deadline = self.clock() + JOB_START_TIMEOUT_S
-        while self._nodes() and self.clock() < deadline:
+        deadline = self.clock() + PODS_END_TIMEOUT_S
+        # Those that are ending count: they hold GPUs, and may be writing results.
+        while pods := self.api.pods(NAMESPACE, OUR_PODS):
+            self._say({"down": f"waits for {len(pods)} pods to end"})
+            if self.clock() > deadline:
+                break
             self.pause(POLL_S)
         return self.api.objects(NAMESPACE)
 

@@ -6,6 +6,8 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.unit.k8s.emulated_cluster import selected
+
 NAMESPACE = "rdt-e2e"
 GPU_NODE = {"cpu": "192", "memory": "2000Gi", "nvidia.com/gpu": "8", "rdma/ib": "1"}
 
@@ -26,7 +28,11 @@ def pod(role, *, ready=True, image="reg/rdt-e2e:0.1.0-cuda", **status):
         "metadata": {
             "name": f"rdt-e2e-{role}",
             "namespace": NAMESPACE,
-            "labels": {"rdt-e2e/node": role, "ray.io/cluster": "rdt-e2e"},
+            "labels": {
+                "rdt-e2e/node": role,
+                "ray.io/cluster": "rdt-e2e",
+                "app.kubernetes.io/component": "ray-node",
+            },
         },
         "spec": {"containers": [{"name": "ray", "image": image}]},
         "status": {"phase": "Running", "conditions": conditions} | status,
@@ -61,6 +67,7 @@ class FakeApi:
         default_factory=lambda: [pod(r) for r in ("head", "trainer", "inference")]
     )
     served: tuple[str, ...] = ("v1",)
+    known_fields: tuple[str, ...] | None = None
     operator_image: str | None = "quay/kuberay/operator:v1.7.0"
     groups: set[str] = field(default_factory=lambda: {"apps", "ray.io"})
     event_list: dict[Any, Any] = field(default_factory=dict)
@@ -79,7 +86,12 @@ class FakeApi:
     def crd(self, name):
         if not self.served or not name.endswith("ray.io"):
             return None
-        return {"spec": {"versions": [{"name": one, "served": True} for one in self.served]}}
+        schema = {}
+        if self.known_fields is not None:
+            properties = {"spec": {"properties": dict.fromkeys(self.known_fields, {})}}
+            schema = {"schema": {"openAPIV3Schema": {"properties": properties}}}
+        versions = [{"name": one, "served": True} | schema for one in self.served]
+        return {"spec": {"versions": versions}}
 
     def operators(self):
         if self.operator_image is None:
@@ -101,8 +113,7 @@ class FakeApi:
 
     def pods(self, namespace, selector):
         assert namespace == NAMESPACE
-        key, _, value = selector.partition("=")
-        return [one for one in self.pod_list if one["metadata"]["labels"].get(key) == value]
+        return [one for one in self.pod_list if selected(one["metadata"]["labels"], selector)]
 
     def events(self, namespace, name):
         return [{"type": "Warning", "message": text} for text in self.event_list.get(name, [])]
@@ -132,7 +143,8 @@ class FakeApi:
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return self.jobs[name] | {"status": status}
 
-    def ray_jobs(self, namespace, selector):
+    def ray_objects(self, plural, namespace, selector):
+        assert plural == "rayjobs"
         return list(self.jobs.values())
 
     def create_ray_job(self, namespace, job):

@@ -8,6 +8,8 @@ import json
 import re
 from typing import Any
 
+import yaml
+
 MAX_CLUSTER_NAME = 53
 MAX_JOB_NAME = 47
 MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
@@ -46,8 +48,20 @@ def _cluster(document: dict[str, Any]) -> list[str]:
             found.append("authOptions: does nothing without mode: token")
         if release < _AUTH_SINCE:
             found.append("authOptions: needs rayVersion 2.52.0 or newer")
+    autoscaled = spec.get("enableInTreeAutoscaling", False)
     for name, group in _groups(spec):
+        if not group["template"]["spec"].get("containers"):
+            found.append(f"{name}: no container")
+            continue
         params = group.get("rayStartParams", {})
+        if "redis-username" in params:
+            found.append(f"{name}: the redis user is set in gcsFaultToleranceOptions")
+        labels = group.get("labels", {}).items()
+        found += [f"{name}: label {k}={v} is none" for k, v in labels if not _is_label(k, v)]
+        if group.get("suspend") and autoscaled:
+            found.append(f"{name}: suspended while autoscaled")
+        if autoscaled and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
+            found.append(f"{name}: autoscaling wants restartPolicy Never")
         if group.get("resources") and set(params) & set(_OF_RESOURCES):
             found.append(f"{name}: resources beside rayStartParams of the same meaning")
         if "labels" in params:
@@ -57,12 +71,21 @@ def _cluster(document: dict[str, Any]) -> list[str]:
             if counts != [counts[0]] * 3 or not counts[0]:
                 found.append(f"{name}: replicas {counts}; not fixed, or the default of 0")
         variables = {
-            one["name"] for one in group["template"]["spec"]["containers"][0].get("env", [])
+            one["name"]: one.get("value")
+            for one in group["template"]["spec"]["containers"][0].get("env", [])
         }
+        if not autoscaled and variables.get("RAY_enable_autoscaler_v2") in ("1", "true"):
+            found.append(f"{name}: the autoscaler's variable without enableInTreeAutoscaling")
         if "RAY_REDIS_ADDRESS" in variables and "gcsFaultToleranceOptions" not in spec:
             found.append(f"{name}: a redis address without gcsFaultToleranceOptions")
         found += _pod(name, group["template"]["spec"])
     return found
+
+
+def _is_label(key: str, value: str) -> bool:
+    name = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+    known = re.fullmatch(rf"([a-z0-9.-]{{1,253}}/)?{name}", key)
+    return known is not None and re.fullmatch(f"({name})?", value) is not None
 
 
 def _groups(spec: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -93,18 +116,38 @@ def _job(document: dict[str, Any]) -> list[str]:
     shutdown, ttl = spec.get("shutdownAfterJobFinishes"), spec.get("ttlSecondsAfterFinished", 0)
     if mode not in MODES:
         found.append(f"submissionMode {mode}: none of {', '.join(MODES)}")
+    if selector and not selector.get("ray.io/cluster"):
+        found.append("clusterSelector names no ray.io/cluster")
+    if spec.get("suspend") and (selector or not shutdown):
+        found.append("suspend excludes clusterSelector, and needs shutdownAfterJobFinishes")
+    if ttl < 0 or spec.get("activeDeadlineSeconds", 1) <= 0 or spec.get("backoffLimit", 0) < 0:
+        found.append("a limit is negative, or no time at all")
+    try:
+        yaml.safe_load(spec.get("runtimeEnvYAML", ""))
+    except yaml.YAMLError:
+        found.append("runtimeEnvYAML is not YAML")
+    if mode == "InteractiveMode" and spec.get("backoffLimit"):
+        found.append("InteractiveMode is not tried again")
     if bool(selector) == ("rayClusterSpec" in spec):
         found.append("one of clusterSelector and rayClusterSpec is needed")
     if ttl and not shutdown:
         found.append("ttlSecondsAfterFinished needs shutdownAfterJobFinishes")
     if rules and (shutdown or ttl):
         found.append("deletionRules exclude shutdownAfterJobFinishes and ttlSecondsAfterFinished")
-    if selector and (shutdown or any(rule["policy"] == "DeleteWorkers" for rule in rules)):
+    theirs = ("DeleteWorkers", "DeleteCluster")
+    if selector and (shutdown or any(rule["policy"] in theirs for rule in rules)):
         found.append("a selected cluster is not this job's to delete")
     if selector and spec.get("backoffLimit"):
         found.append("a retry makes a new cluster, which clusterSelector excludes")
-    if mode == "SidecarMode" and (selector or "submitterPodTemplate" in spec):
-        found.append("SidecarMode excludes clusterSelector and submitterPodTemplate")
+    of_submitter = {"submitterPodTemplate", "submitterConfig"} & set(spec)
+    if mode == "SidecarMode" and (selector or of_submitter):
+        found.append("SidecarMode excludes clusterSelector and a submitter of one's own")
+    head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
+    if mode == "SidecarMode" and head.get("spec", {}).get("restartPolicy", "Never") != "Never":
+        found.append("SidecarMode wants the head's restartPolicy Never")
+    if rules and "rayClusterSpec" in spec and spec["rayClusterSpec"].get("enableInTreeAutoscaling"):
+        if any(rule["policy"] == "DeleteWorkers" for rule in rules):
+            found.append("DeleteWorkers excludes autoscaling")
     found += _ordered(rules)
     if "entrypointResources" in spec:
         try:
@@ -120,6 +163,15 @@ def _job(document: dict[str, Any]) -> list[str]:
 
 def _ordered(rules: list[dict[str, Any]]) -> list[str]:
     """Workers must not outlive their cluster, nor the cluster its job."""
-    ttl = {rule["policy"]: rule["condition"].get("ttlSeconds", 0) for rule in rules}
-    order = [ttl[one] for one in ("DeleteWorkers", "DeleteCluster", "DeleteSelf") if one in ttl]
-    return [] if order == sorted(order) else ["deletionRules: TTLs out of order"]
+    found = []
+    for status in {rule["condition"].get("jobStatus") for rule in rules}:
+        of_status = [one for one in rules if one["condition"].get("jobStatus") == status]
+        ttl = {one["policy"]: one["condition"].get("ttlSeconds", 0) for one in of_status}
+        order = [ttl[one] for one in ("DeleteWorkers", "DeleteCluster", "DeleteSelf") if one in ttl]
+        if order != sorted(order):
+            found.append("deletionRules: TTLs out of order")
+        if len(ttl) != len(of_status):
+            found.append(f"deletionRules: two of one policy for {status}")
+        if min(order) < 0:
+            found.append("deletionRules: a negative TTL")
+    return found

@@ -20,6 +20,7 @@ from rdt_e2e.config import Config, load_config
 from rdt_e2e.doctor.registry import THEMES
 from rdt_e2e.environment import ray_environment
 from rdt_e2e.errors import ConfigError
+from tests.kuberay_pods import ray_pods
 from tests.unit.k8s.variants import GPU_VARIANTS, OVERLAYS, ROOT, VARIANTS, needs_kubectl
 
 ADDRESS = f"{CLUSTER_NAME}-head-svc:6379"
@@ -212,6 +213,24 @@ def test_selectors_of_policies_and_budget_match_pods(rendered, jobs):
     for peer in peers:
         wanted = peer["podSelector"]["matchLabels"].items()
         assert [one for one in labels if wanted <= one.items()]
+
+
+def test_no_policy_admits_ray_pods_of_other_namespaces(rendered):
+    documents = rendered(None)
+    # What KubeRay puts on the pods of anybody's cluster.
+    labels = ray_pods(documents)["trainer"]["metadata"]["labels"]
+    theirs = {key: value for key, value in labels.items() if not key.startswith("rdt-e2e/")}
+    theirs |= {"app.kubernetes.io/part-of": "x", "app.kubernetes.io/component": "x"}
+    admitted = [
+        peer["podSelector"]["matchLabels"]
+        for document in documents
+        if document["kind"] == "NetworkPolicy"
+        for rule in document["spec"].get("ingress", [])
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+    ]
+    assert len(admitted) == 1
+    assert not admitted[0].items() <= theirs.items()
 
 
 def test_ports_of_the_policies_are_the_heads(rendered):

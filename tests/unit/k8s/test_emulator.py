@@ -1,21 +1,17 @@
-"""Real kubectl, through the deployment's own code, against an emulated API server on loopback.
-
-The emulator stores and merges objects; it knows no schema, no admission and no controllers, and cannot
-create a Namespace, so that one document is left out here.
-"""
+"""Real kubectl and the official client, through the deployment's own code, against the emulated cluster."""
 
 import asyncio
 import json
+import shutil
 import socket
 import subprocess
-from typing import Any
 
 import pytest
-from kmock import KubernetesEmulator, ResourceInfo, Server
 
 from rdt_e2e.cluster.kube_api import OfficialApi, contexts
 from rdt_e2e.cluster.kubectl import Kubectl
 from rdt_e2e.errors import EnvironmentCheckError
+from tests.unit.k8s.emulated_cluster import EmulatedCluster, served, write_client
 from tests.unit.k8s.variants import needs_kubectl
 
 pytestmark = [
@@ -24,31 +20,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:read_binary is deprecated:DeprecationWarning"),
 ]
 
-VERBS = {"get", "list", "create", "patch", "delete", "watch", "update"}
-
-
-class Emulator(KubernetesEmulator):
-    """kmock 0.8 calls the core group's version "/v1", which kubectl does not take."""
-
-    async def _serve_version(self, request):
-        answer: Any = await super()._serve_version(request)
-        answer["groupVersion"] = answer["groupVersion"].lstrip("/")
-        return answer
-
-
-def emulator():
-    emulated = Emulator()
-    for kind in ("RayCluster", "RayJob"):
-        emulated.resources[f"ray.io/v1/{kind.lower()}s"] = ResourceInfo(
-            kind=kind,
-            namespaced=True,
-            verbs=VERBS,
-            singular=kind.lower(),
-            shortnames=set(),
-            categories=set(),
-            subresources=set(),
-        )
-    emulated.resources.load_bundled()
+@pytest.fixture
+def cluster(tmp_path):
+    """An emulated cluster in which nobody runs."""
+    emulated = EmulatedCluster()
+    emulated.prepare(tmp_path / "pods")
     return emulated
 
 
@@ -57,26 +33,9 @@ def kubectl(tmp_path, monkeypatch):
     """Makes a `Kubectl` for the emulator's address."""
 
     def at(url):
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "emulated",
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "emulated", "context": {"cluster": "c", "user": "u"}}],
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        monkeypatch.setenv("HOME", str(tmp_path))
-        program = tmp_path / "kubectl-emulated"
-        # The emulator has no schema to validate against.
-        program.write_text(
-            "#!/bin/bash\noptions=()\n"
-            'case "$*" in *" apply "*) options=(--validate=false) ;; esac\n'
-            'exec kubectl "$@" "${options[@]}"\n'
-        )
-        program.chmod(0o755)
-        return Kubectl("emulated", str(program))
+        for name, value in write_client(tmp_path, url, str(shutil.which("kubectl"))).items():
+            monkeypatch.setenv(name, value)
+        return Kubectl("emulated", str(tmp_path / "bin" / "kubectl"))
 
     return at
 
@@ -87,12 +46,6 @@ def unused_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-async def served(work):
-    """Run blocking work with the emulator's address."""
-    async with emulator() as emulated, Server(emulated) as server:
-        return await asyncio.to_thread(work, str(server.url).rstrip("/"))
 
 
 def budget(client):
@@ -106,9 +59,10 @@ def words(lines):
     return {line.rsplit(maxsplit=1)[-1] for line in lines}
 
 
-def test_apply_apply_again_and_delete(rendered, jobs, kubectl):
-    documents = [one for one in rendered(None) if one["kind"] != "Namespace"]
-    documents += list(jobs.values())
+# The overlay with a kind of its own, too.
+@pytest.mark.parametrize("overlay", [None, "dra"])
+def test_apply_apply_again_and_delete(overlay, rendered, jobs, cluster, kubectl):
+    documents = [*rendered(overlay), *jobs.values()]
 
     def work(url):
         client = kubectl(url)
@@ -123,7 +77,7 @@ def test_apply_apply_again_and_delete(rendered, jobs, kubectl):
         gone, again = client.delete(documents), client.delete(documents)
         return (first, before), (second, after), on_server, gone, again
 
-    (first, before), (second, after), on_server, gone, again = asyncio.run(served(work))
+    (first, before), (second, after), on_server, gone, again = asyncio.run(served(cluster, work))
     assert len(first) == len(documents)
     assert words(first) == {"created"}
     # kubectl replaces a budget's selector whole each time, and says so; it stays the same.
@@ -137,7 +91,7 @@ def test_apply_apply_again_and_delete(rendered, jobs, kubectl):
     assert again == []
 
 
-def test_questions_through_the_official_client(rendered, jobs, kubectl):
+def test_questions_through_the_official_client(rendered, jobs, cluster, kubectl):
     documents = [one for one in rendered(None) if one["kind"] == "RayCluster"]
 
     def work(url):
@@ -149,7 +103,7 @@ def test_questions_through_the_official_client(rendered, jobs, kubectl):
         cluster = api.ray_object("rayclusters", "rdt-e2e", "rdt-e2e")
         return contexts(), missing, job, cluster, api.namespace("other"), api.crd("rayjobs.ray.io")
 
-    known, missing, job, cluster, namespace, crd = asyncio.run(served(work))
+    known, missing, job, cluster, namespace, crd = asyncio.run(served(cluster, work))
     assert known == (["emulated"], "emulated")
     assert (missing, namespace, crd) == (None, None, None)
     assert job["spec"]["entrypoint"] == jobs["sync"]["spec"]["entrypoint"]

@@ -49,6 +49,7 @@ class Deployment:
     [
         ({"served": ()}, "rayclusters.ray.io is not installed", "helm upgrade"),
         ({"served": ("v1alpha1",)}, "serves v1alpha1, not v1", "server-side"),
+        ({"known_fields": ("rayVersion", "entrypoint")}, "no authOptions", "server-side"),
         ({"operator_image": None}, "operator is not running", "helm upgrade"),
         ({"operator_image": "kuberay/operator:v1.1.0"}, "older than 1.6", "1.7.0"),
         (
@@ -275,6 +276,32 @@ def test_down_removes_jobs_first_and_the_namespace_last(rendered, tmp_path):
     assert set(deployment.kubectl.deleted[1:]) == names
     deployment.target.down(rendered(None))
     assert "nothing was deployed" in deployment.said
+
+
+def test_down_waits_for_pods_that_are_ending(rendered):
+    deployment = Deployment()
+    ending = pod("trainer")
+    ending["metadata"]["deletionTimestamp"] = "now"
+
+    def gone():
+        deployment.api.pod_list = []
+
+    def delete(documents):
+        deployment.api.pod_list = [ending]
+        return []
+
+    cast("Any", deployment.kubectl).delete = delete
+    deployment.time.script[60] = gone
+    deployment.target.down(rendered(None))
+    assert 60 <= deployment.time.now < 70
+    assert deployment.said.count("waits for 1 pods to end") == 1
+
+
+def test_namespace_of_others_gets_no_label_of_ours(rendered):
+    deployment = Deployment(namespaces={"rdt-e2e": {"team": "a"}})
+    deployment.target.deploy(rendered(None), 60)
+    assert "Namespace" not in [one["kind"] for one in deployment.kubectl.applied]
+    assert "not ours" in deployment.said
 
 
 @pytest.mark.parametrize(

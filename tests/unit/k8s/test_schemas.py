@@ -119,11 +119,28 @@ HEAD = ("spec", "headGroupSpec")
         ),
         ((*WORKER, "template", "spec", "containers", 0, "name"), "sidecar", "must be Ray's"),
         ((*WORKER, "template", "spec", "hostNetwork"), True, "ClusterFirstWithHostNet"),
+        ((*WORKER, "template", "spec", "containers"), [], "no container"),
+        ((*WORKER, "labels"), {"a b": "c"}, "label a b=c is none"),
+        ((*HEAD, "rayStartParams", "redis-username"), "r", "redis user"),
+        (
+            (*HEAD, "template", "spec", "containers", 0, "env"),
+            [{"name": "RAY_enable_autoscaler_v2", "value": "1"}],
+            "autoscaler's variable",
+        ),
     ],
 )
 def test_each_cluster_rule_catches_its_fault(path, value, says, rendered):
     broken = operator_rules.broken_rules(change(ray_cluster(rendered(None)), path, value))
     assert [rule for rule in broken if says in rule]
+
+
+def test_autoscaling_excludes_what_it_cannot_restart(rendered):
+    scaled = change(ray_cluster(rendered(None)), ("spec", "enableInTreeAutoscaling"), True)
+    assert operator_rules.broken_rules(scaled) == []
+    broken = change(scaled, (*WORKER, "suspend"), True)
+    assert operator_rules.broken_rules(broken) == ["trainer: suspended while autoscaled"]
+    broken = change(scaled, (*HEAD, "template", "spec", "restartPolicy"), "Always")
+    assert operator_rules.broken_rules(broken) == ["head: autoscaling wants restartPolicy Never"]
 
 
 def test_host_network_needs_anti_affinity(rendered):
@@ -149,6 +166,21 @@ def rules(**ttl):
         (("spec", "submissionMode"), "Sidecar", "none of"),
         (("spec", "submissionMode"), "SidecarMode", "SidecarMode excludes"),
         (("spec", "clusterSelector"), None, "one of clusterSelector"),
+        (("spec", "clusterSelector"), {"app": "x"}, "names no ray.io/cluster"),
+        (("spec", "suspend"), True, "suspend excludes clusterSelector"),
+        (("spec", "activeDeadlineSeconds"), 0, "no time at all"),
+        (("spec", "backoffLimit"), -1, "a limit is negative"),
+        (("spec", "runtimeEnvYAML"), "a: [", "not YAML"),
+        (
+            ("spec", "deletionStrategy", "deletionRules"),
+            rules(DeleteSelf=-1),
+            "negative TTL",
+        ),
+        (
+            ("spec", "deletionStrategy", "deletionRules"),
+            rules(DeleteSelf=1) * 2,
+            "two of one policy",
+        ),
         (("spec", "rayClusterSpec"), {}, "one of clusterSelector"),
         (("spec", "ttlSecondsAfterFinished"), 60, "needs shutdownAfterJobFinishes"),
         (("spec", "shutdownAfterJobFinishes"), True, "not this job's to delete"),
@@ -170,6 +202,26 @@ def rules(**ttl):
 def test_each_job_rule_catches_its_fault(path, value, says, jobs):
     broken = operator_rules.broken_rules(change(jobs["sync"], path, value))
     assert [rule for rule in broken if says in rule]
+
+
+def test_rules_of_a_job_with_a_cluster_of_its_own(jobs, rendered):
+    own = change(jobs["sync"], ("spec", "clusterSelector"), None)
+    own = change(own, ("spec", "rayClusterSpec"), ray_cluster(rendered(None))["spec"])
+    assert operator_rules.broken_rules(own) == []
+    scaled = change(own, ("spec", "rayClusterSpec", "enableInTreeAutoscaling"), True)
+    scaled = change(scaled, ("spec", "deletionStrategy", "deletionRules"), rules(DeleteWorkers=9))
+    assert operator_rules.broken_rules(scaled) == ["DeleteWorkers excludes autoscaling"]
+    sidecar = change(own, ("spec", "submissionMode"), "SidecarMode")
+    for field in ("submitterPodTemplate", "submitterConfig"):
+        assert [one for one in operator_rules.broken_rules(sidecar) if "of one's own" in one]
+        sidecar = change(sidecar, ("spec", field), None)
+    assert operator_rules.broken_rules(sidecar) == []
+    head = ("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "restartPolicy")
+    broken = operator_rules.broken_rules(change(sidecar, head, "Always"))
+    assert broken == ["SidecarMode wants the head's restartPolicy Never"]
+    interactive = change(own, ("spec", "submissionMode"), "InteractiveMode")
+    broken = operator_rules.broken_rules(change(interactive, ("spec", "backoffLimit"), 1))
+    assert broken == ["InteractiveMode is not tried again"]
 
 
 def test_deletion_rules_exclude_a_ttl(jobs):
