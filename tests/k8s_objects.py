@@ -1,6 +1,6 @@
 """Write every object of the manifests, and every pod that comes of them, for a linter to read.
 
-    python -m tests.k8s_objects FOLDER
+python -m tests.k8s_objects FOLDER
 """
 
 import sys

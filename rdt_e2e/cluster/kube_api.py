@@ -147,9 +147,7 @@ class OfficialApi:
             "deployment": self._apps.list_namespaced_deployment,
             "statefulset": self._apps.list_namespaced_stateful_set,
         }
-        found = [
-            (kind, one) for kind, ask in lists.items() for one in self._items(ask, namespace)
-        ]
+        found = [(kind, one) for kind, ask in lists.items() for one in self._items(ask, namespace)]
         for plural in ("rayclusters", "rayjobs"):
             found += [(plural[:-1], one) for one in self.ray_objects(plural, namespace, "")]
         return [f"{kind}/{one['metadata']['name']}" for kind, one in found if not _built_in(one)]

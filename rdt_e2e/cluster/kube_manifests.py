@@ -18,6 +18,10 @@ Document = dict[str, Any]
 
 CLUSTER_NAME = "rdt-e2e"
 """Name of the RayCluster; KubeRay names the head's service and the token's Secret after it."""
+NAMESPACE = "rdt-e2e"
+NODE_SELECTOR = f"ray.io/cluster={CLUSTER_NAME}"
+"""What finds the pods of the RayCluster: KubeRay labels them so."""
+ROLES = ("head", "trainer", "inference")
 BASE = "base"
 """The folder below `k8s/overlays` that only collects the plain manifests."""
 
@@ -153,3 +157,11 @@ def group_needs(cluster: Document) -> list[GroupNeeds]:
         requests = pod["containers"][0]["resources"].get("requests", {})
         needs.append(GroupNeeds(group["groupName"], pod.get("nodeSelector", {}), requests))
     return needs
+
+
+def stub(kind: str, api_version: str, name: str) -> Document:
+    """As much of an object as it takes to delete it."""
+    metadata = {"name": name}
+    if kind != "Namespace":
+        metadata["namespace"] = NAMESPACE
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

@@ -1,6 +1,9 @@
 """What a pod waits for or died of, in one line, from what Kubernetes says about it."""
 
+from dataclasses import dataclass, field
+
 from rdt_e2e.cluster.kube_api import Answer, KubeApi
+from rdt_e2e.console import Console
 
 LOG_LINES = 8
 _FATAL = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"})
@@ -14,6 +17,25 @@ _HINTS = {
     "Insufficient memory": "lower memory in k8s/70-raycluster.yaml to what the node offers",
     "Insufficient cpu": "lower cpu in k8s/70-raycluster.yaml to what the node offers",
 }
+
+
+@dataclass
+class StateLines:
+    """Prints what has changed since the last time, and only that."""
+
+    console: Console
+    _said: dict[str, str] = field(default_factory=dict)
+
+    def say(self, states: dict[str, str]) -> None:
+        """Print each state that is new.
+
+        Args:
+            states: Who to what.
+        """
+        for who, state in states.items():
+            if self._said.get(who) != state:
+                self._said[who] = state
+                self.console.info(f"  {who}: {state}")
 
 
 def role_of(pod: Answer) -> str:

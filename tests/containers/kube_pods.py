@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.containers.base import restored_network
 
 from rdt_e2e.cluster.kube_checks import quantity
 from rdt_e2e.cluster.kube_manifests import (
@@ -35,7 +36,6 @@ from rdt_e2e.cluster.kube_manifests import (
     with_image,
 )
 from rdt_e2e.cluster.kubectl import Kubectl, unpack
-from tests.containers.base import restored_network
 from tests.kuberay_pods import head_service, ray_pods, submitter_pod
 
 READY_TIMEOUT_S = 400.0
@@ -95,7 +95,17 @@ class KubePods:
 
     def fetch(self, role: str, folder: str, into: Path) -> None:
         """Copy a folder out of a pod, as the deployment does with kubectl."""
-        command = ["podman", "exec", self.container(role), "tar", "-C", f"{folder}/", "-cf", "-", "."]
+        command = [
+            "podman",
+            "exec",
+            self.container(role),
+            "tar",
+            "-C",
+            f"{folder}/",
+            "-cf",
+            "-",
+            ".",
+        ]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, env=dict(self._environment)
         ) as process:
@@ -112,9 +122,7 @@ class KubePods:
         done = self._run("logs", self.container(role))
         return (done.stdout + done.stderr).decode(errors="replace")
 
-    def podman(
-        self, *arguments: str, stdin: bytes = b"", timeout_s: float = CALL_TIMEOUT_S
-    ) -> str:
+    def podman(self, *arguments: str, stdin: bytes = b"", timeout_s: float = CALL_TIMEOUT_S) -> str:
         """Standard output of a podman command that must succeed."""
         done = self._run(*arguments, stdin=stdin, timeout_s=timeout_s)
         assert done.returncode == 0, f"podman {arguments}: {done.stderr.decode(errors='replace')}"
@@ -148,9 +156,7 @@ class KubePods:
         documents = [*map(self._renamed_map, maps), self._adapted(role, pod)]
         path = self._folder / f"{role}.yaml"
         path.write_text(yaml.safe_dump_all(documents))
-        self.podman(
-            *("kube", "play", "--network", self.mark, str(path)), timeout_s=READY_TIMEOUT_S
-        )
+        self.podman(*("kube", "play", "--network", self.mark, str(path)), timeout_s=READY_TIMEOUT_S)
 
     def _renamed_map(self, config_map: Document) -> Document:
         # One that is mounted becomes a volume of its name, which would outlive the test.

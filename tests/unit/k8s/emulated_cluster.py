@@ -21,6 +21,7 @@ from rdt_e2e.cluster.kube_manifests import CLUSTER_NAME
 from tests.kuberay_pods import ray_pods, submitter_pod
 
 NAMESPACE = "rdt-e2e"
+ENDING = "2026-11-30T00:00:00Z"
 VERBS = {"get", "list", "create", "patch", "delete", "watch", "update"}
 PODS, NAMESPACES = resource("", "v1", "pods"), resource("", "v1", "namespaces")
 CLUSTERS, JOBS = resource("ray.io", "v1", "rayclusters"), resource("ray.io", "v1", "rayjobs")
@@ -88,7 +89,11 @@ class EmulatedCluster(KubernetesEmulator):
 
     def names(self, kind: Any) -> list[str]:
         """Names of the objects of a kind that exist."""
-        return [name for (one, _, name), held in self.objects.items() if one == kind and not held.deleted]
+        return [
+            name
+            for (one, _, name), held in self.objects.items()
+            if one == kind and not held.deleted
+        ]
 
     async def _serve_version(self, request):
         # kmock 0.8 calls the core group's version "/v1", which kubectl does not take.
@@ -99,7 +104,9 @@ class EmulatedCluster(KubernetesEmulator):
     async def _serve_list(self, request):
         answer: Any = await super()._serve_list(request)
         kind = self.resources[request.resource].kind
-        version = "/".join(part for part in (request.resource.group, request.resource.version) if part)
+        version = "/".join(
+            part for part in (request.resource.group, request.resource.version) if part
+        )
         labels = request.params.get("labelSelector", "")
         items = [
             one for one in answer["items"] if selected(one["metadata"].get("labels", {}), labels)
@@ -143,7 +150,9 @@ class EmulatedCluster(KubernetesEmulator):
             if "deletionTimestamp" in pod["metadata"]:
                 self.objects[PODS, NAMESPACE, name].delete()
             else:
-                self.objects[PODS, NAMESPACE, name].patch({"metadata": {"deletionTimestamp": "now"}})
+                self.objects[PODS, NAMESPACE, name].patch(
+                    {"metadata": {"deletionTimestamp": ENDING}}
+                )
         if cluster is None and CLUSTER_NAME in self._held(SECRETS):
             self.objects[SECRETS, NAMESPACE, CLUSTER_NAME].delete()
         for name, pod in wanted.items():
@@ -168,7 +177,10 @@ class EmulatedCluster(KubernetesEmulator):
     def _finish(self, job: str) -> None:
         """The job itself: what it leaves in the pods, and how it ends."""
         run = f"20261130T010203-{job}"
-        for role, text in (("inference", "profile of the inference node"), ("trainer", "of the trainer")):
+        for role, text in (
+            ("inference", "profile of the inference node"),
+            ("trainer", "of the trainer"),
+        ):
             pod = self.folder / f"{CLUSTER_NAME}-{role}-worker"
             for place, content in {
                 f"runs/{run}/profile.txt": text,

@@ -88,7 +88,7 @@ class FakeApi:
             return None
         schema = {}
         if self.known_fields is not None:
-            properties = {"spec": {"properties": dict.fromkeys(self.known_fields, {})}}
+            properties = {"spec": {"properties": {key: {} for key in self.known_fields}}}
             schema = {"schema": {"openAPIV3Schema": {"properties": properties}}}
         versions = [{"name": one, "served": True} | schema for one in self.served]
         return {"spec": {"versions": versions}}

@@ -145,9 +145,9 @@ def _job(document: dict[str, Any]) -> list[str]:
     head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
     if mode == "SidecarMode" and head.get("spec", {}).get("restartPolicy", "Never") != "Never":
         found.append("SidecarMode wants the head's restartPolicy Never")
-    if rules and "rayClusterSpec" in spec and spec["rayClusterSpec"].get("enableInTreeAutoscaling"):
-        if any(rule["policy"] == "DeleteWorkers" for rule in rules):
-            found.append("DeleteWorkers excludes autoscaling")
+    scaled = spec.get("rayClusterSpec", {}).get("enableInTreeAutoscaling")
+    if scaled and any(rule["policy"] == "DeleteWorkers" for rule in rules):
+        found.append("DeleteWorkers excludes autoscaling")
     found += _ordered(rules)
     if "entrypointResources" in spec:
         try:

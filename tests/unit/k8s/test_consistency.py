@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from rdt_e2e import __version__
+from rdt_e2e.cluster.kube_jobs import RUNS_FOLDER
 from rdt_e2e.cluster.kube_manifests import (
     CLUSTER_NAME,
+    NAMESPACE,
     load_job,
     pod_specs,
     ray_cluster,
     with_image,
 )
-from rdt_e2e.cluster.kubernetes import NAMESPACE, RUNS_FOLDER
 from rdt_e2e.config import Config, load_config
 from rdt_e2e.doctor.registry import THEMES
 from rdt_e2e.environment import ray_environment

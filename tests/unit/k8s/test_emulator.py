@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:read_binary is deprecated:DeprecationWarning"),
 ]
 
+
 @pytest.fixture
 def cluster(tmp_path):
     """An emulated cluster in which nobody runs."""

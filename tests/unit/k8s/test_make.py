@@ -59,7 +59,9 @@ def install(cluster, *, gpus="8", labels=True):
     offered = {"cpu": "192", "memory": "2000Gi", "nvidia.com/gpu": gpus, "rdma/ib": "1"}
     for name, role in (("node-a", "trainer"), ("node-b", "inference")):
         marks = {"labels": {"rdt-e2e/role": role} if labels else {}}
-        cluster.put(NODES, name, {"metadata": marks, "spec": {}, "status": {"allocatable": offered}})
+        cluster.put(
+            NODES, name, {"metadata": marks, "spec": {}, "status": {"allocatable": offered}}
+        )
 
 
 def run(cluster, folder, *calls):
