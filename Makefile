@@ -70,7 +70,7 @@ test-stack: setup ## The real-stack tests alone
 test-long: setup ## Fleets of other shapes, injected faults, a short soak; writes docs/reliability.md's table
 	$(BIN)/pytest -m "long and not containers" --fault-table docs/reliability.md $(ARGS)
 
-test-containers: setup ## Build the image, sync across its containers, lose each node; the Ansible hosts
+test-containers: kubectl ## Build the image, sync across its containers, lose each node; the Ansible hosts
 	$(BIN)/pytest -m "containers and not long" $(ARGS)
 
 test-network: setup ## Faults of the network between two containers; writes docs/reliability.md's table

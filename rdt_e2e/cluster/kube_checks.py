@@ -183,12 +183,12 @@ def _lacking(node: Answer, needs: GroupNeeds) -> dict[str, tuple[str, str, str]]
     for resource, want in needs.requests.items():
         have = str(offered.get(resource, "0"))
         if quantity(have) < quantity(want):
-            found[resource] = (have, want, _fix(resource, needs.role))
+            found[resource] = (have, want, _fix(resource, needs.role, have))
     return found
 
 
-def _fix(resource: str, role: str) -> str:
+def _fix(resource: str, role: str, have: str) -> str:
     for prefix, fix in _PLUGINS.items():
-        if resource.startswith(prefix):
+        if resource.startswith(prefix) and quantity(have) == 0:
             return f"{fix}; or another overlay (OVERLAY=...), where the resource has another name"
-    return f"lower {resource} of the {role} group in k8s/70-raycluster.yaml"
+    return f"label a larger node, or lower {resource} of the {role} group in k8s/70-raycluster.yaml"

@@ -58,8 +58,12 @@ class KubernetesTarget:
             EnvironmentCheckError: Something is missing; each thing was printed with its fix.
         """
         missing = missing_prerequisites(self.api, documents)
-        for one in missing:
-            self.console.info(f"missing: {one.what}\n  fix: {one.fix}")
+        # One command may mend several things.
+        for fix in dict.fromkeys(one.fix for one in missing):
+            for one in missing:
+                if one.fix == fix:
+                    self.console.info(f"missing: {one.what}")
+            self.console.info(f"  fix: {fix}")
         if missing:
             things = "one thing" if len(missing) == 1 else f"{len(missing)} things"
             raise EnvironmentCheckError(

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.containers.base import restored_network
 
 from rdt_e2e.cluster.kube_checks import quantity
 from rdt_e2e.cluster.kube_manifests import (
@@ -36,6 +35,7 @@ from rdt_e2e.cluster.kube_manifests import (
     with_image,
 )
 from rdt_e2e.cluster.kubectl import Kubectl, unpack
+from tests.containers.base import restored_network
 from tests.kuberay_pods import head_service, ray_pods, submitter_pod
 
 READY_TIMEOUT_S = 400.0

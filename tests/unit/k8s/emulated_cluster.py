@@ -22,6 +22,12 @@ from tests.kuberay_pods import ray_pods, submitter_pod
 
 NAMESPACE = "rdt-e2e"
 ENDING = "2026-11-30T00:00:00Z"
+# What kmock's own list of kinds lacks.
+OTHER_KINDS = (
+    ("ray.io", "RayCluster"),
+    ("ray.io", "RayJob"),
+    ("resource.k8s.io", "ResourceClaimTemplate"),
+)
 VERBS = {"get", "list", "create", "patch", "delete", "watch", "update"}
 PODS, NAMESPACES = resource("", "v1", "pods"), resource("", "v1", "namespaces")
 CLUSTERS, JOBS = resource("ray.io", "v1", "rayclusters"), resource("ray.io", "v1", "rayjobs")
@@ -69,8 +75,8 @@ class EmulatedCluster(KubernetesEmulator):
         """Declare what exists in a new cluster; pods' files are below the folder."""
         self.folder = folder
         self.asked: dict[str, int] = {}
-        for kind in ("RayCluster", "RayJob"):
-            self.resources[f"ray.io/v1/{kind.lower()}s"] = ResourceInfo(
+        for group, kind in OTHER_KINDS:
+            self.resources[f"{group}/v1/{kind.lower()}s"] = ResourceInfo(
                 kind=kind,
                 namespaced=True,
                 verbs=VERBS,

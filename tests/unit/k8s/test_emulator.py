@@ -12,7 +12,7 @@ from rdt_e2e.cluster.kube_api import OfficialApi, contexts
 from rdt_e2e.cluster.kubectl import Kubectl
 from rdt_e2e.errors import EnvironmentCheckError
 from tests.unit.k8s.emulated_cluster import EmulatedCluster, served, write_client
-from tests.unit.k8s.variants import needs_kubectl
+from tests.unit.k8s.variants import K8S, needs_kubectl
 
 pytestmark = [
     needs_kubectl,
@@ -90,6 +90,22 @@ def test_apply_apply_again_and_delete(overlay, rendered, jobs, cluster, kubectl)
     assert words(on_server.stdout.splitlines()) == {"serverside-applied"}
     assert len(gone) == len(documents)
     assert again == []
+
+
+def test_folder_is_applied_as_the_readme_says(cluster, kubectl):
+    def work(url):
+        command = [kubectl(url).program, "apply", "-f", str(K8S)]
+        return [subprocess.run(command, capture_output=True, text=True) for _ in range(2)]
+
+    first, second = asyncio.run(served(cluster, work))
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[0] == "namespace/rdt-e2e created"
+    assert lines[-1] == "raycluster.ray.io/rdt-e2e created"
+    assert second.returncode == 0, second.stderr
+    # Neither the jobs nor the overlays below the folder.
+    assert words(second.stdout.splitlines()) <= {"unchanged", "configured"}
+    assert len(second.stdout.splitlines()) == len(lines) == 17
 
 
 def test_questions_through_the_official_client(rendered, jobs, cluster, kubectl):

@@ -65,6 +65,16 @@ class Deployment:
                 ]
             },
             "node a (trainer) offers 4 nvidia.com/gpu, 8 is asked for",
+            "label a larger node, or lower nvidia.com/gpu of the trainer group",
+        ),
+        (
+            {
+                "node_list": [
+                    node("a", "trainer", **{"nvidia.com/gpu": None}),
+                    node("b", "inference"),
+                ]
+            },
+            "node a (trainer) offers 0 nvidia.com/gpu, 8 is asked for",
             "GPU Operator",
         ),
         (
