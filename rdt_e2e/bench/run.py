@@ -233,6 +233,7 @@ def _write(report: Path, options: BenchOptions, results: Sequence[RowResult]) ->
         "rows": [json.loads(result.to_json()) for result in results],
     }
     try:
+        report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise EnvironmentCheckError(

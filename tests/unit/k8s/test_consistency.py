@@ -300,6 +300,13 @@ def test_programs_named_in_manifests_are_in_the_image(rendered, jobs):
         assert job["spec"].get("entrypoint", "rdt-e2e ").startswith("rdt-e2e ")
 
 
+def test_what_a_job_writes_is_in_a_folder_of_its_own(jobs):
+    # New folders are what is fetched after a job.
+    written = re.findall(r"/runs/(\S.*)", jobs["bench"]["spec"]["entrypoint"])
+    assert [one.count("/") for one in written] == [1]
+    assert "$(date" in written[0].partition("/")[0]
+
+
 def test_with_image_changes_every_container_and_not_the_original(jobs):
     changed = with_image(jobs["sync"], "registry.example/rdt-e2e:2")
     assert next(pod_specs(changed))["containers"][0]["image"] == "registry.example/rdt-e2e:2"
