@@ -3,6 +3,7 @@
 The pods are those that KubeRay would make (tests/kuberay_pods.py), with their init container, user,
 capabilities, memory limits, token, environment and volumes. What podman 4.3 takes otherwise is adapted:
 
+- No ports: it would bind them on this machine. Between pods all are open without.
 - No probes: it would run them by systemd timers. The readiness probe's command is run from here.
 - `restartPolicy: Never`: with another, it starts an init container that has ended again and again.
 - The head's service becomes an entry in the workers' /etc/hosts: there are no services.
@@ -188,6 +189,7 @@ class KubePods:
     def _adapt_container(self, container: dict[str, Any]) -> None:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             container.pop(probe, None)
+        container.pop("ports", None)
         container["imagePullPolicy"] = "Never"
         limits = container["resources"].pop("limits")
         container["resources"] = {"limits": limits}
