@@ -87,7 +87,7 @@ class EmulatedCluster(KubernetesEmulator):
             )
         self.resources.load_bundled()
 
-    def put(self, kind: Any, name: str, content: dict[str, Any], namespace: str | None = None):
+    def hold(self, kind: Any, name: str, content: dict[str, Any], namespace: str | None = None):
         """Put an object into the cluster, as somebody else would have."""
         metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
         metadata |= content.get("metadata", {})
@@ -144,7 +144,7 @@ class EmulatedCluster(KubernetesEmulator):
         wanted = {}
         if cluster is not None:
             wanted = {one["metadata"]["name"]: one for one in ray_pods([cluster]).values()}
-            self.put(SECRETS, CLUSTER_NAME, {"metadata": self._owned(cluster)}, NAMESPACE)
+            self.hold(SECRETS, CLUSTER_NAME, {"metadata": self._owned(cluster)}, NAMESPACE)
             for name, job in jobs.items():
                 pod = submitter_pod(job, cluster, name)
                 pod["metadata"]["name"] = f"{name}-submitter"
@@ -164,7 +164,7 @@ class EmulatedCluster(KubernetesEmulator):
         for name, pod in wanted.items():
             step = self.asked.get(name, 0)
             self.asked[name] = step + 1
-            self.put(PODS, name, pod | {"status": self._status(name, step)}, NAMESPACE)
+            self.hold(PODS, name, pod | {"status": self._status(name, step)}, NAMESPACE)
 
     def _status(self, name: str, step: int) -> dict[str, Any]:
         if self.stuck is not None and "trainer" in name:

@@ -86,9 +86,10 @@ class FakeApi:
     def crd(self, name):
         if not self.served or not name.endswith("ray.io"):
             return None
-        schema = {}
+        schema: dict[str, Any] = {}
         if self.known_fields is not None:
-            properties = {"spec": {"properties": {key: {} for key in self.known_fields}}}
+            fields: dict[str, Any] = {key: {} for key in self.known_fields}
+            properties = {"spec": {"properties": fields}}
             schema = {"schema": {"openAPIV3Schema": {"properties": properties}}}
         versions = [{"name": one, "served": True} | schema for one in self.served]
         return {"spec": {"versions": versions}}

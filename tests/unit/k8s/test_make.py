@@ -47,7 +47,7 @@ def install(cluster, *, gpus="8", labels=True):
         versions = [{"name": "v1", "served": True, "storage": True}]
         names = {"plural": plural, "kind": "x"}
         spec = {"group": "ray.io", "scope": "Namespaced", "names": names, "versions": versions}
-        cluster.put(CRDS, f"{plural}.ray.io", {"spec": spec})
+        cluster.hold(CRDS, f"{plural}.ray.io", {"spec": spec})
     container = {"name": "operator", "image": "kuberay/operator:v1.7.0"}
     spec = {"selector": {}, "template": {"spec": {"containers": [container]}}}
     operator = {
@@ -55,11 +55,11 @@ def install(cluster, *, gpus="8", labels=True):
         "spec": spec,
         "status": {"readyReplicas": 1},
     }
-    cluster.put(DEPLOYMENTS, "kuberay-operator", operator, "kuberay-system")
+    cluster.hold(DEPLOYMENTS, "kuberay-operator", operator, "kuberay-system")
     offered = {"cpu": "192", "memory": "2000Gi", "nvidia.com/gpu": gpus, "rdma/ib": "1"}
     for name, role in (("node-a", "trainer"), ("node-b", "inference")):
         marks = {"labels": {"rdt-e2e/role": role} if labels else {}}
-        cluster.put(
+        cluster.hold(
             NODES, name, {"metadata": marks, "spec": {}, "status": {"allocatable": offered}}
         )
 
@@ -161,8 +161,8 @@ def test_down_leaves_what_others_put_there(cluster, tmp_path):
     install(cluster)
 
     def others():
-        cluster.put(SECRETS, "huggingface", {"type": "Opaque"}, "rdt-e2e")
-        cluster.put(PODS, "other", {"metadata": {"labels": {}}, "status": {}}, "rdt-e2e")
+        cluster.hold(SECRETS, "huggingface", {"type": "Opaque"}, "rdt-e2e")
+        cluster.hold(PODS, "other", {"metadata": {"labels": {}}, "status": {}}, "rdt-e2e")
 
     deploy, down = run(cluster, tmp_path, ["deploy"], others, ["down"])
     assert deploy.returncode == 0, deploy.stdout + deploy.stderr
