@@ -104,9 +104,7 @@ class Kubectl:
         return num_files
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
-        # The one of `make kubectl` lies beside the interpreter.
-        beside = str(Path(sys.executable).parent)
-        program = shutil.which(self.program) or shutil.which(self.program, path=beside)
+        program = find_program(self.program)
         if program is None:
             raise EnvironmentCheckError(
                 f"there is no {self.program} on PATH; install it, 1.30 or newer ({INSTALL}), or fetch the "
@@ -131,6 +129,11 @@ class Kubectl:
             reason = done.stderr.strip() or done.stdout.strip()
             raise EnvironmentCheckError(f"{shown} failed (status {done.returncode}): {reason}")
         return done.stdout
+
+
+def find_program(name: str = "kubectl") -> str | None:
+    """Where kubectl is: on PATH, or the one of `make kubectl`, beside the interpreter."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def unpack(stream: IO[bytes], into: Path) -> int:

@@ -1,16 +1,16 @@
 """The pods that Kubernetes would run for the `cpu` overlay, and a real sync across them."""
 
 import json
-import shutil
 
 import pytest
 
+from rdt_e2e.cluster.kubectl import find_program
 from tests.containers.kube_pods import running_pods
 
 pytestmark = [
     # Three Ray nodes, two fleets and a sync, on few cores.
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl: `make kubectl`"),
+    pytest.mark.skipif(find_program() is None, reason="needs kubectl: `make kubectl`"),
 ]
 
 
