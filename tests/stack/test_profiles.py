@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rdt_e2e.config import load_config
+from tests.browser import Page, browser, check_report, needs_browser
 from tests.live import Stack
 
 NUM_SYNCS = 2
@@ -24,6 +25,7 @@ def profiled_syncs(live: Stack, folder: Path, level: str, num_syncs: int) -> lis
         record=types.SimpleNamespace(folder=folder, bake_s=1.0),
         session=live.session,
         trainers=live.trainers,
+        metrics=types.SimpleNamespace(balance=lambda _kind: None),
     )
 
     async def syncs() -> list[Any]:
@@ -142,6 +144,18 @@ def test_the_reports_can_be_made_of_it(profiled_run: Profiled) -> None:
     assert "n/a" not in text
     for name in ("profile.txt", "trace.json", "report.html"):
         assert (profiled_run.folder / name).stat().st_size > 0
+
+
+@needs_browser
+def test_the_page_shows_the_profiles_numbers(profiled_run: Profiled, tmp_path: Path) -> None:
+    from rdt_e2e.profiling.command import render
+
+    render(profiled_run.folder)
+    with browser(tmp_path) as driver:
+        page = Page(driver, profiled_run.folder / "report.html")
+        assert page.console == []
+        assert page.fits()
+        check_report(page, profiled_run.profile)
 
 
 def test_hooks_and_files_are_gone_afterwards(live: Stack, profiled_run: Profiled) -> None:

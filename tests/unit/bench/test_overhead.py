@@ -4,6 +4,7 @@ import asyncio
 import io
 import random
 import types
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_syncs_are_watched_in_turns_and_the_hooks_are_out_in_between(monkeypatch
     monkeypatch.setattr(module, "recorder_of", lambda _run, level: Recorder())
     out = io.StringIO()
     record = types.SimpleNamespace(syncs=[], facts={})
-    run = types.SimpleNamespace(session=Session(), console=Console(out), record=record)
+    run: Any = types.SimpleNamespace(session=Session(), console=Console(out), record=record)
     asyncio.run(overhead_job(run, 10, "summary"))
     bare, watched = ["sync"], ["hooked", "sync", "out"]
     assert log == (bare + watched) * NUM_WARM_UPS + (bare + watched + watched + bare) * 5

@@ -136,7 +136,7 @@ def test_the_dashboard_asks_for_what_is_exported_and_for_all_of_it():
 def test_panels_do_not_overlap_and_have_titles_of_their_own():
     panels = json.loads((MONITORING / "grafana-dashboard.json").read_text())["panels"]
     assert len({panel["title"] for panel in panels}) == len({panel["id"] for panel in panels}) == 8
-    taken = set()
+    taken: set[tuple[int, int]] = set()
     for panel in panels:
         grid = types.SimpleNamespace(**panel["gridPos"])
         cells = {

@@ -13,14 +13,17 @@ from rdt_e2e.profiling.progress import show, shown_progress
 from rdt_e2e.trainer.progress import SyncProgress
 
 
-class Row:
+class Row(Console):
     """A console that somebody looks at, and its one row."""
 
-    is_live = True
-
     def __init__(self):
+        super().__init__(io.StringIO())
         self.shown = []
         self.seen = asyncio.Event()
+
+    @property
+    def is_live(self):
+        return True
 
     @contextlib.contextmanager
     def meter(self, label):
