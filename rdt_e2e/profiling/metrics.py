@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ray.util import metrics
+
 from rdt_e2e.errors import RdtE2EError, VerificationError
 from rdt_e2e.profiling.attribution import VERDICT_TEXTS, VerdictKind
 
@@ -138,9 +140,6 @@ class RunMetrics:
 
     def _metric(self, series: Series) -> Any:
         if series not in self._made:
-            # Here, because importing Ray takes a second and most verbs need none of it.
-            from ray.util import metrics
-
             made = metrics.Gauge if series.kind == "gauge" else metrics.Counter
             self._made[series] = made(series.name, series.description, series.labels)
         return self._made[series]
