@@ -156,6 +156,45 @@ def test_the_trace_has_a_process_for_everybody_and_complete_events():
     assert transfer["dur"] == 250_000
 
 
+def test_spans_of_a_thread_follow_or_nest_and_never_overlap():
+    """Perfetto drops those that do."""
+    profile = profile_of()
+    sync = profile["iterations"][1]
+    ends = [(0.1, 0.3), (0.2, 0.4), (0.25, 0.35), (0.3, 0.5), (1 / 3, 0.34), (0.5, 0.5 + 1e-10)]
+    spans = [
+        {"node": "10.0.0.2", "process": "consumer 0", "track": "transfer", "name": f"{number}",
+         "start_s": start, "end_s": end, "details": {}}
+        for number, (start, end) in enumerate(ends)
+    ]  # fmt: skip
+    # Ends and starts that are the same time, with rounding errors in between.
+    spans += [
+        spans[0] | {"track": "process", "start_s": 1 + step / 7e6, "end_s": 1 + (step + 1) / 7e6}
+        for step in range(1000)
+    ]
+    sync["timeline"] = spans
+    events = json.loads(trace_json(profile))["traceEvents"]
+    names = {
+        (one["pid"], one["tid"]): one["args"]["name"]
+        for one in events
+        if one["name"] == "thread_name"
+    }
+    found: dict[str, list[tuple[int, int]]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["args"]["sync"] == 2:
+            started = round(event["ts"] * 1000)
+            ended = started + round(event["dur"] * 1000)
+            found.setdefault(names[event["pid"], event["tid"]], []).append((started, ended))
+    assert found.keys() == {"transfer", "transfer (2)", "process"}
+    assert sum(map(len, found.values())) == len(spans)
+    for lane in found.values():
+        around: list[int] = []
+        for started, ended in sorted(lane, key=lambda one: (one[0], -one[1])):
+            while around and around[-1] <= started:
+                around.pop()
+            assert not around or ended <= around[-1]
+            around.append(ended)
+
+
 def test_runs_side_by_side():
     profiles = [profile_of(2.0), profile_of(3.0)]
     rows = {(label, kind): values for label, kind, values in comparison(profiles)}
