@@ -46,6 +46,9 @@ async def _keep_asking(trainers: Any, meter: Meter) -> None:
             answers = [
                 asyncio.wrap_future(ref.future()) for ref in trainers.submit("sync_progress")
             ]
+            for answer in answers:
+                # One that fails after the last look has nobody to say so to.
+                answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             # Not gather: a cancelled wait must leave Ray's futures alone.
             await asyncio.wait(answers)
             show(meter, [answer.result() for answer in answers])
