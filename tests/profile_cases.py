@@ -153,6 +153,8 @@ class Engine:
 class Shards:
     """One gathered tensor of one group; nothing is owned."""
 
+    gathers = True
+
     def __init__(self, layout, groups):
         self.layout = layout
         self.groups = groups

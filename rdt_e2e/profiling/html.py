@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from rdt_e2e.profiling import figures
 from rdt_e2e.profiling.attribution import MATTERS, rate
 from rdt_e2e.profiling.compare import CLOCKS, change, comparison, figure
+from rdt_e2e.profiling.timeline import in_lanes
 
 WIDTH = 1000.0
 """Width of every drawing, in its own units; the page scales them."""
@@ -176,7 +177,8 @@ def timeline(sync: Mapping[str, Any]) -> dict[str, Any]:
         `legend`, `height`, and `num_left_out`.
     """
     spans = [one for one in sync["timeline"] if not one["track"].startswith(CALL_TRACKS)]
-    kept = sorted(spans, key=lambda one: one["start_s"] - one["end_s"])[:MAX_SPANS]
+    longest = sorted(spans, key=lambda one: one["start_s"] - one["end_s"])[:MAX_SPANS]
+    kept = [dict(span, track=row) for row, span in in_lanes(longest)]
     end_s = max([sync["critical_path"]["wall_s"], *(one["end_s"] for one in kept)])
     scale = (WIDTH - LABEL_WIDTH) / end_s if end_s else 0.0
     order = list(
@@ -232,8 +234,10 @@ def _in_order(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _kind(track: str) -> str:
-    """`serve consumer 3` and `group slot 1` are of the kinds serve and group."""
-    return next((kind for kind in (SERVE, HELD) if track.startswith(kind)), track)
+    """`serve consumer 3`, `group slot 1` and `pulls (2)` are of the kinds serve, group and pulls."""
+    return next(
+        (kind for kind in (SERVE, HELD) if track.startswith(kind)), track.partition(" (")[0]
+    )
 
 
 def _rect(

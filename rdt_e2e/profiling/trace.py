@@ -4,9 +4,10 @@ Format: JSON array format of the Trace Event Format, complete events ("X") and m
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from rdt_e2e.profiling.timeline import in_lanes
 
 NS_PER_US = 1000
 GAP_S = 0.1
@@ -29,7 +30,7 @@ def trace_json(profile: Mapping[str, Any]) -> str:
             if node["clock"] is not None:
                 clock_errors[node["address"]] = node["clock"]["error_s"]
         last_s = iteration["critical_path"]["wall_s"]
-        for track, span in _in_lanes(iteration["timeline"]):
+        for track, span in in_lanes(iteration["timeline"]):
             key = (span["node"], span["process"])
             if key not in processes:
                 processes[key] = len(processes) + 1
@@ -67,31 +68,6 @@ def trace_json(profile: Mapping[str, Any]) -> str:
             "otherData": {"run": profile["run"], "clock_error_s": clock_errors},
         }
     )
-
-
-def _in_lanes(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each span with the name of its thread: its track, and more threads where spans overlap.
-
-    Perfetto drops a span that begins within another one of its thread and ends after it.
-    """
-    lanes: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
-    for span in sorted(spans, key=lambda one: (one["start_s"], -one["end_s"])):
-        track = span["track"]
-        open_ends = lanes[span["node"], span["process"], track]
-        lane = 0
-        while lane < len(open_ends) and not _fits(open_ends[lane], span):
-            lane += 1
-        if lane == len(open_ends):
-            open_ends.append([])
-        open_ends[lane].append(span["end_s"])
-        yield track if lane == 0 else f"{track} ({lane + 1})", span
-
-
-def _fits(ends: list[float], span: Mapping[str, Any]) -> bool:
-    """Whether a span comes after, or lies within, what a lane holds; forgets what has ended by then."""
-    while ends and ends[-1] <= span["start_s"]:
-        ends.pop()
-    return not ends or span["end_s"] <= ends[-1]
 
 
 def _ns(seconds: float) -> int:

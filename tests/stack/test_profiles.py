@@ -1,5 +1,6 @@
 """A profile of syncs on the real Ray, NIXL and vLLM: complete, additive, and gone afterwards."""
 
+import io
 import json
 import types
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from rdt_e2e.config import load_config
+from rdt_e2e.console import Console
 from tests.browser import Page, browser, check_report, needs_browser
 from tests.live import Stack
 
@@ -176,3 +178,22 @@ def test_a_summary_holds_the_same_figures_without_single_calls(
     tracks = {span["track"] for span in sync["timeline"]}
     assert not [track for track in tracks if track.startswith("calls")]
     assert {"pulls", "transfer", "process", "gather"} <= tracks
+
+
+def test_its_cost_can_be_measured_and_no_hook_stays(live: Stack, tmp_path: Path) -> None:
+    from rdt_e2e.bench.overhead import CLOCKS, MIN_PAIRS, overhead_job
+    from rdt_e2e.sync.job import LiveRun
+
+    out = io.StringIO()
+    record: Any = types.SimpleNamespace(folder=tmp_path, syncs=[], facts={})
+    config = load_config("local", {"profiling.node_dir": str(tmp_path / "nodes")})
+    run = LiveRun(config, Console(out), record, live.checkpoints["v1"], live.trainers, None)
+    run.session = live.session
+    before = hooked(live)
+    live.wait(overhead_job(run, MIN_PAIRS, "summary"))
+    assert hooked(live) == before
+    assert len(record.syncs) == 2 * MIN_PAIRS
+    for clock in CLOCKS:
+        assert f"{clock} " in out.getvalue()
+    assert not list((tmp_path / "nodes").rglob("*.jsonl"))
+    live.expect("v1")

@@ -81,8 +81,9 @@ def test_every_metric_of_the_dashboard_is_at_rays_endpoint(live: Stack) -> None:
     from rdt_e2e.sync.job import LiveRun, sync_live
 
     config = live.config.model_copy(update={"name": "scraped"})
-    unused: Any = None
-    run = LiveRun(config, Console(io.StringIO()), unused, unused, live.trainers, None)
+    record: Any = None
+    root = live.checkpoints["v1"]
+    run = LiveRun(config, Console(io.StringIO()), record, root, live.trainers, None)
     run.session = live.session
     timing = live.wait(sync_live(run))
     with run.metrics.verification():
