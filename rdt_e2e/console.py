@@ -31,6 +31,13 @@ class Advance(Protocol):
         """Count `num_done` more items as done."""
 
 
+class Meter(Protocol):
+    """A row of a live display whose numbers come from elsewhere."""
+
+    def show(self, num_done: int, total: int, text: str) -> None:
+        """Set how many of how many are done, and what stands beside it."""
+
+
 class Console:
     """Prints steps, progress and lines to one stream.
 
@@ -106,8 +113,28 @@ class Console:
             with self._task(label, total) as task:
                 yield task
 
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody looks: a terminal, where rows can change."""
+        return self._rich is not None
+
     @contextlib.contextmanager
-    def _task(self, label: str, total: int | None) -> Iterator[Advance]:
+    def meter(self, label: str) -> Iterator[Meter]:
+        """Show a row that appears with its first numbers; off a terminal, nothing.
+
+        Args:
+            label: What is counted.
+        """
+        if self._rich is None:
+            yield _NoMeter()
+        else:
+            with self._task(label, None, visible=False) as row:
+                yield row
+
+    @contextlib.contextmanager
+    def _task(
+        self, label: str, total: int | None, *, visible: bool = True
+    ) -> Iterator["_LiveProgress"]:
         """One row of the live display, which exists while it has rows."""
         live = self._live
         if live is None:
@@ -122,9 +149,9 @@ class Console:
             )
             self._live = live
             live.start()
-        row = live.add_task(label, total=total)
+        row = live.add_task(label, total=total, visible=visible)
         try:
-            yield _LiveProgress(live, row)
+            yield _LiveProgress(live, row, label)
         finally:
             live.remove_task(row)
             if not live.tasks:
@@ -135,12 +162,30 @@ class Console:
 class _LiveProgress:
     """Progress as one row of a live display."""
 
-    def __init__(self, live: Progress, row: TaskID) -> None:
+    def __init__(self, live: Progress, row: TaskID, label: str) -> None:
         self._live = live
         self._row = row
+        self._label = label
 
     def advance(self, num_done: int = 1) -> None:
         self._live.advance(self._row, num_done)
+
+    def show(self, num_done: int, total: int, text: str) -> None:
+        self._live.update(
+            self._row,
+            completed=num_done,
+            total=total,
+            description=f"  {self._label}: {text}",
+            visible=True,
+            refresh=True,
+        )
+
+
+class _NoMeter:
+    """Where nobody looks."""
+
+    def show(self, num_done: int, total: int, text: str) -> None:
+        pass
 
 
 class _PlainProgress:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rdt_e2e.config import load_config
-from rdt_e2e.profiling.build import Material
+from rdt_e2e.profiling.build import Material, build_iteration, build_profile
 from rdt_e2e.profiling.columns import CONSUMER_COLUMNS, PRODUCER_COLUMNS
 from rdt_e2e.profiling.lines import RECORD_VERSION
 from rdt_e2e.profiling.reading import ClockOffset, NodeReading
@@ -153,6 +153,8 @@ class Engine:
 class Shards:
     """One gathered tensor of one group; nothing is owned."""
 
+    gathers = True
+
     def __init__(self, layout, groups):
         self.layout = layout
         self.groups = groups
@@ -255,3 +257,46 @@ class Case:
             "offsets": {node: ClockOffset(0.0, 0.0) for node in NODES},
         }  # fmt: skip
         return Material(**(values | changes))
+
+
+RUN = {
+    "started": "2026-01-01T00:00:00+00:00",
+    "config": {
+        "trainer": {"num_ranks": 2, "device": "cpu"},
+        "inference": {"data_parallel": 2, "tensor_parallel": 1, "num_replicas": 1},
+    },
+    "versions": {"ray": "2.60.0"},
+    "hardware": {"cpu": "a cpu", "cores": 2},
+    "checkpoint": {"source": "mini-kimi", "num_names": 9, "num_groups": 3, "num_bytes": 1_000_000},
+    "texts": {"before": [{"prompt": "The <b>capital</b>", "text": "noise & more"}]},
+    "verdict": "PASS",
+    "error": None,
+}
+
+
+def pull(rank, start):
+    return record(
+        "pull", "consumer", rank, INFERENCE_NODE, seq=0, producer=1, bytes=10,
+        issue=(start, start + 0.25), get=(start + 0.25, start + 1), receive=None,
+        transfer=(start + 0.5, start + 0.75),
+    )  # fmt: skip
+
+
+def profile_of(wall_s=2.0, **consumer):
+    case = Case(wall_s=wall_s)
+    case.consumers = [consumer_record(0, **consumer), consumer_record(1), pull(0, 100.5)]
+    cold = build_iteration(
+        Case(iteration=1, wall_s=8.0).material(
+            after=[reading(INFERENCE_NODE, error="it is gone")], consumers=(0,), producers=()
+        )
+    )
+    # Through JSON, as every reader gets it.
+    built = build_profile("some-run", "summary", 1.5, [cold, build_iteration(case.material())])
+    return json.loads(json.dumps(built))
+
+
+def written(folder, wall_s=2.0):
+    folder.mkdir()
+    (folder / "profile.json").write_text(json.dumps(profile_of(wall_s)))
+    (folder / "run.json").write_text(json.dumps(RUN))
+    return folder

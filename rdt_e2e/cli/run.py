@@ -1,6 +1,7 @@
 """Verbs that run the job: the sync, and the deployment it runs on."""
 
 import dataclasses
+import enum
 import json
 from typing import Annotated
 
@@ -10,6 +11,13 @@ from rdt_e2e.cli.program import ConfigOption, SetOption, app, load
 from rdt_e2e.console import Console
 
 EXIT_NOT_RUNNING = 1
+
+
+class Level(enum.StrEnum):
+    """Values of `profiling.level` that measure something."""
+
+    SUMMARY = "summary"
+    FULL = "full"
 
 
 @app.command()
@@ -53,6 +61,34 @@ def soak(
     from rdt_e2e.sync.driver import run_soak
 
     raise typer.Exit(run_soak(loaded, Console(), syncs).exit_code)
+
+
+@app.command()
+def overhead(
+    config: ConfigOption = "local",
+    pairs: Annotated[
+        int, typer.Option("--pairs", metavar="N", min=10, help="Pairs of syncs to compare.")
+    ] = 100,
+    level: Annotated[
+        Level, typer.Option("--level", help="How the watched syncs are watched.")
+    ] = Level.SUMMARY,
+    settings: SetOption = None,
+) -> None:
+    """Measure what profiling costs a sync: pairs of syncs on the same fleets, one of them watched.
+
+    \b
+    Examples:
+      rdt-e2e overhead
+      rdt-e2e overhead --config h200x2 --pairs 200 --level full
+    """
+    loaded = load(config, settings)
+    from rdt_e2e.bench.overhead import overhead_job
+    from rdt_e2e.sync.driver import run_job
+
+    outcome = run_job(
+        loaded, Console(), lambda run: overhead_job(run, pairs, level.value), num_steps=2
+    )
+    raise typer.Exit(outcome.exit_code)
 
 
 @app.command()

@@ -12,6 +12,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
+def with_unit(value: float | None) -> str:
+    """The same with its unit."""
+    return NOT_AVAILABLE if value is None else f"{seconds(value)} s"
+
+
 def size(value: float | None) -> str:
     """Bytes in the largest unit that leaves at least 1."""
     if value is None:

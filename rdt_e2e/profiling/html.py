@@ -7,7 +7,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from rdt_e2e.profiling import figures
-from rdt_e2e.profiling.compare import change, comparison, figure
+from rdt_e2e.profiling.attribution import MATTERS, rate
+from rdt_e2e.profiling.compare import CLOCKS, change, comparison, figure
+from rdt_e2e.profiling.timeline import in_lanes
 
 WIDTH = 1000.0
 """Width of every drawing, in its own units; the page scales them."""
@@ -20,6 +22,14 @@ CALL_TRACKS = "calls, "
 """Tracks of single calls, which are for the trace alone."""
 NUM_TICKS = 8
 COLOURS = ("#2f6fb3", "#e08a2c", "#3b9a6d", "#b5485d", "#7a5fb0", "#4aa3b8", "#9a8a3b", "#7d8790")
+SECTIONS: Mapping[str, str] = {
+    "": "the whole sync",
+    "cold": "cold",
+    "driver": "critical path",
+    "consumer": "slowest consumer of each sync",
+    "producer": "producers, largest over ranks",
+}
+"""Prefix of a compared row's label to the heading it stands under."""
 SERVE, HELD = "serve", "group"
 TRACK_COLOURS: Mapping[str, int] = {
     "pulls": 5,
@@ -45,6 +55,8 @@ def html_report(profile: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         {
             "data": sync,
             "path": path_bar(sync["critical_path"]),
+            "largest": max(path_bar(sync["critical_path"]), key=lambda piece: piece["share"]),
+            "clocks": clock_bars(sync),
             "timeline": timeline(sync),
             "workers": bars(
                 [(f"rank {row['rank']}", row["columns"].get("rdma_s")) for row in sync["consumers"]]
@@ -78,20 +90,50 @@ def html_comparison(profiles: Sequence[Mapping[str, Any]]) -> str:
     Args:
         profiles: Contents of `profile.json`, the baseline first.
     """
-    rows = [
-        {
-            "label": label,
-            "kind": "" if kind == "bytes" else kind,
-            "cells": [figure(kind, value) for value in values],
-            "changes": [change(values[0], value) for value in values[1:]],
-            "bars": bars(
-                [(str(run["run"]), value) for run, value in zip(profiles, values, strict=True)]
-            ),
-        }
-        for label, kind, values in comparison(profiles)
-    ]
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for label, kind, values in comparison(profiles):
+        if not any(values):
+            continue  # Took no time in any run.
+        section, found, rest = label.partition(": ")
+        section, rest = (section, rest) if found else ("", label)
+        sections.setdefault(SECTIONS[section], []).append(
+            {
+                "label": rest,
+                "kind": "" if kind == "bytes" else kind,
+                "cells": [figure(kind, value) for value in values],
+                "changes": [
+                    (change(values[0], one), _is_better(kind, values[0], one)) for one in values[1:]
+                ],
+                "bars": bars(
+                    [(str(run["run"]), one) for run, one in zip(profiles, values, strict=True)]
+                ),
+            }
+        )
     template = _environment().get_template("comparison.html.j2")
-    return template.render(profiles=profiles, rows=rows)
+    return template.render(profiles=profiles, sections=sections)
+
+
+def _is_better(kind: str, first: float | None, second: float | None) -> str:
+    """Class of a change's text: what moved by less than `MATTERS` says nothing."""
+    if kind == "bytes" or not first or second is None or abs(second / first - 1) < MATTERS:
+        return "soft"
+    return "good" if (second > first) == (kind == "GB/s") else "bad"
+
+
+def clock_bars(sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The clocks of a sync, and above them what the NICs would need: seconds, rate, share."""
+    floor_s = sync["floor_s"]
+    rates = [
+        rate(sync["bytes"], floor_s),
+        *(sync["gb_per_s"][clock] for clock in CLOCKS),
+    ]
+    rows = bars(
+        [
+            ("floor, at the rate of the NICs", floor_s),
+            *((label, sync["clocks"][f"{clock}_s"]) for clock, label in CLOCKS.items()),
+        ]
+    )
+    return [row | {"rate": found} for row, found in zip(rows, rates, strict=True)]
 
 
 def path_bar(path: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -135,7 +177,8 @@ def timeline(sync: Mapping[str, Any]) -> dict[str, Any]:
         `legend`, `height`, and `num_left_out`.
     """
     spans = [one for one in sync["timeline"] if not one["track"].startswith(CALL_TRACKS)]
-    kept = sorted(spans, key=lambda one: one["start_s"] - one["end_s"])[:MAX_SPANS]
+    longest = sorted(spans, key=lambda one: one["start_s"] - one["end_s"])[:MAX_SPANS]
+    kept = [dict(span, track=row) for row, span in in_lanes(longest)]
     end_s = max([sync["critical_path"]["wall_s"], *(one["end_s"] for one in kept)])
     scale = (WIDTH - LABEL_WIDTH) / end_s if end_s else 0.0
     order = list(
@@ -191,8 +234,10 @@ def _in_order(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _kind(track: str) -> str:
-    """`serve consumer 3` and `group slot 1` are of the kinds serve and group."""
-    return next((kind for kind in (SERVE, HELD) if track.startswith(kind)), track)
+    """`serve consumer 3`, `group slot 1` and `pulls (2)` are of the kinds serve, group and pulls."""
+    return next(
+        (kind for kind in (SERVE, HELD) if track.startswith(kind)), track.partition(" (")[0]
+    )
 
 
 def _rect(
@@ -232,6 +277,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "s": figures.seconds,
+        "with_s": figures.with_unit,
         "size": figures.size,
         "rate": figures.gb_per_s,
         "count": figures.count,

@@ -28,11 +28,13 @@ class LineFile:
         self._path = path
         self._file: int | None = None
         self._warned = False
+        self._torn = False
         self.num_dropped = 0
 
     def restart(self) -> None:
         """Empty the file, creating it and its folder where needed."""
         self.num_dropped = 0
+        self._torn = False
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +51,10 @@ class LineFile:
             self.num_dropped += 1
             return
         try:
-            if os.write(self._file, line) != len(line):
-                self.num_dropped += 1
+            # The rest of a line that did not fit: the next one must not be lost with it.
+            whole = b"\n" + line if self._torn else line
+            self._torn = os.write(self._file, whole) != len(whole)
+            self.num_dropped += self._torn
         except OSError as error:
             self.num_dropped += 1
             self._warn(error)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rdt_e2e.errors import RdtE2EError
+from rdt_e2e.profiling.attribution import VerdictKind
 from rdt_e2e.profiling.build import Material, build_iteration, build_profile
 from rdt_e2e.profiling.nodes import Nodes
 from rdt_e2e.profiling.place import PROFILE_FILE, Place
@@ -67,6 +68,7 @@ class Recorder:
         replicas: Returns the engines (`InferenceFleet`) that take part now.
         ranks_per_replica: Inference ranks of one engine.
         nodes: The nodes to read.
+        found: Called with each sync's verdict on the ranks.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Recorder:
         replicas: Callable[[], Sequence[Any]],
         ranks_per_replica: int,
         nodes: Nodes,
+        found: Callable[[VerdictKind], None] | None = None,
     ) -> None:
+        self._found = found
         self._place = place
         self._trainers = trainers
         self._replicas = replicas
@@ -151,6 +155,8 @@ class Recorder:
                 )
             )
         )
+        if self._found is not None:
+            self._found(self.iterations[-1]["attribution"]["verdict"]["kind"])
 
     async def _collect(self) -> list[NodeReading]:
         await self._producers("write", end_producer)
@@ -215,23 +221,36 @@ async def profiled(run: Any) -> AsyncIterator[Recorder | Unprofiled]:
                 run.trainers.wait(refs, "stop of an old profile", PROCESS_TIMEOUT_S)
         yield Unprofiled()
         return
-    base = config.profiling.node_dir
-    place = Place(None if base is None else str(base), folder.name, config.profiling.level)
-    recorder = Recorder(
-        place,
-        run.trainers,
-        lambda: run.session.replicas,
-        config.ranks_per_replica,
-        Nodes(place),
-    )
+    recorder = recorder_of(run, config.profiling.level)
     completed = False
     try:
         yield recorder
         completed = True
     finally:
         await recorder.stop(engines=completed)
-        profile = build_profile(folder.name, place.level, run.record.bake_s, recorder.iterations)
+        profile = build_profile(
+            folder.name, config.profiling.level, run.record.bake_s, recorder.iterations
+        )
         write_profile(folder, profile)
+
+
+def recorder_of(run: Any, level: str) -> Recorder:
+    """A recorder for the syncs of a run.
+
+    Args:
+        run: The run with its fleets (`LiveRun`).
+        level: `summary` or `full`.
+    """
+    base = run.config.profiling.node_dir
+    place = Place(None if base is None else str(base), run.record.folder.name, level)
+    return Recorder(
+        place,
+        run.trainers,
+        lambda: run.session.replicas,
+        run.config.ranks_per_replica,
+        Nodes(place),
+        run.metrics.balance,
+    )
 
 
 def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:

@@ -70,6 +70,15 @@ def _print_iteration(
         console.print("no figures came back from the inference ranks; see the problems below")
     else:
         _print_attribution(console, iteration, profile)
+    if iteration["producers"]:
+        split = iteration["attribution"]["producer"]
+        console.print(_split_table("producers, largest over ranks", split))
+    made = iteration["registrations"]
+    expected = "" if iteration["cold"] else " (0 is expected)"
+    console.print(
+        f"registrations: consumers {count(made['consumers'])}, producers "
+        f"{count(made['producers'])}{expected}"
+    )
     _print_nics(console, iteration["nics"]["machines"])
     problems = [
         *iteration["problems"],
@@ -109,13 +118,6 @@ def _print_attribution(
     )
     console.print(_split_table(f"consumer {found['slowest_rank']} (slowest)", found["consumer"]))
     console.print(f"phases of processing are {profile['phases']}")
-    console.print(_split_table("producers, largest over ranks", found["producer"]))
-    made = iteration["registrations"]
-    expected = "" if iteration["cold"] else " (0 is expected)"
-    console.print(
-        f"registrations: consumers {count(made['consumers'])}, producers "
-        f"{count(made['producers'])}{expected}"
-    )
 
 
 def _worker_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,6 +1,7 @@
 """What ran when: records of all processes on one axis, the driver's clock, 0 at the sync's start."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,32 @@ def process_spans(
                 )
             )
     return found
+
+
+def in_lanes(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Spans as JSON holds them, each with the name of its row: its track, and more where they overlap.
+
+    On a page they would hide each other; Perfetto drops one that begins within another one of its
+    thread and ends after it.
+    """
+    lanes: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
+    for span in sorted(spans, key=lambda one: (one["start_s"], -one["end_s"])):
+        track = span["track"]
+        open_ends = lanes[span["node"], span["process"], track]
+        lane = 0
+        while lane < len(open_ends) and not _fits(open_ends[lane], span):
+            lane += 1
+        if lane == len(open_ends):
+            open_ends.append([])
+        open_ends[lane].append(span["end_s"])
+        yield track if lane == 0 else f"{track} ({lane + 1})", span
+
+
+def _fits(ends: list[float], span: Mapping[str, Any]) -> bool:
+    """Whether a span comes after, or lies within, what a lane holds; forgets what has ended by then."""
+    while ends and ends[-1] <= span["start_s"]:
+        ends.pop()
+    return not ends or span["end_s"] <= ends[-1]
 
 
 Stretch = tuple[str, str, tuple[float, float], dict[str, Any]]

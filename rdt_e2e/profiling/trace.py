@@ -1,4 +1,4 @@
-"""The timelines as a trace that Perfetto and Chrome open: a process per rank, a thread per track.
+"""The timelines as a trace that Perfetto opens: a process per rank, a thread per track.
 
 Format: JSON array format of the Trace Event Format, complete events ("X") and metadata ("M").
 """
@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-MICROSECONDS = 1e6
+from rdt_e2e.profiling.timeline import in_lanes
+
+NS_PER_US = 1000
 GAP_S = 0.1
 """Space between two syncs, in seconds: what lies between them was not measured."""
 
@@ -28,7 +30,7 @@ def trace_json(profile: Mapping[str, Any]) -> str:
             if node["clock"] is not None:
                 clock_errors[node["address"]] = node["clock"]["error_s"]
         last_s = iteration["critical_path"]["wall_s"]
-        for span in iteration["timeline"]:
+        for track, span in in_lanes(iteration["timeline"]):
             key = (span["node"], span["process"])
             if key not in processes:
                 processes[key] = len(processes) + 1
@@ -39,20 +41,22 @@ def trace_json(profile: Mapping[str, Any]) -> str:
                     {"ph": "M", "name": "process_sort_index", "pid": processes[key], "args": sort}
                 )
             pid = processes[key]
-            if (pid, span["track"]) not in threads:
+            if (pid, track) not in threads:
                 tid = 1 + sum(1 for known, _ in threads if known == pid)
-                threads[pid, span["track"]] = tid
-                events.append(_name("thread_name", pid, tid, span["track"]))
+                threads[pid, track] = tid
+                events.append(_name("thread_name", pid, tid, track))
             last_s = max(last_s, span["end_s"])
+            started_ns = _ns(origin_s + span["start_s"])
             events.append(
                 {
                     "ph": "X",
                     "name": span["name"],
                     "cat": span["track"],
                     "pid": pid,
-                    "tid": threads[pid, span["track"]],
-                    "ts": round((origin_s + span["start_s"]) * MICROSECONDS, 3),
-                    "dur": round((span["end_s"] - span["start_s"]) * MICROSECONDS, 3),
+                    "tid": threads[pid, track],
+                    "ts": started_ns / NS_PER_US,
+                    # From the rounded ends: spans that touch must not overlap by a nanosecond.
+                    "dur": (_ns(origin_s + span["end_s"]) - started_ns) / NS_PER_US,
                     "args": {"sync": iteration["iteration"], **span["details"]},
                 }
             )
@@ -64,6 +68,10 @@ def trace_json(profile: Mapping[str, Any]) -> str:
             "otherData": {"run": profile["run"], "clock_error_s": clock_errors},
         }
     )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:

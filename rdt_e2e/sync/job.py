@@ -8,6 +8,8 @@ from typing import Any
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import ConsumerLostError, EngineError
+from rdt_e2e.profiling.metrics import RunMetrics
+from rdt_e2e.profiling.progress import shown_progress
 from rdt_e2e.profiling.recorder import profiled
 from rdt_e2e.sync.record import RunRecord, SyncTiming
 from rdt_e2e.sync.session import SyncSession
@@ -27,6 +29,7 @@ class LiveRun:
         trainers: The trainer ranks, loaded.
         reference: What the engine must say after a sync, or None.
         session: Both fleets joined; set before the job starts.
+        metrics: What Prometheus gets to know.
     """
 
     config: Config
@@ -36,6 +39,10 @@ class LiveRun:
     trainers: TrainerFleet
     reference: Reference | None
     session: SyncSession = field(init=False)
+    metrics: RunMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = RunMetrics(self.config.name)
 
 
 Job = Callable[[LiveRun], Awaitable[None]]
@@ -52,11 +59,21 @@ async def sync_job(run: LiveRun) -> None:
         for iteration in range(1, run.config.sync.iters + 1):
             with run.console.step(f"sync {iteration} ({'cold' if iteration == 1 else 'warm'})"):
                 run.record.syncs.append(await profile.sync(lambda: sync_live(run)))
-                await check_text(run, f"after sync {iteration}")
-                await check_weights(run, run.root)
+                with run.metrics.verification():
+                    await check_text(run, f"after sync {iteration}")
+                    await check_weights(run, run.root)
 
 
 async def sync_live(run: LiveRun) -> SyncTiming:
+    """One sync, shown while it runs and counted; see `_sync_with_the_living`."""
+    with run.metrics.sync():
+        async with shown_progress(run.trainers, run.console):
+            timing = await _sync_with_the_living(run)
+    run.metrics.synced(timing)
+    return timing
+
+
+async def _sync_with_the_living(run: LiveRun) -> SyncTiming:
     """One sync; when an engine was lost and others live, once more without it."""
     session = run.session
     try:

@@ -41,8 +41,9 @@ async def soak_job(run: LiveRun, num_syncs: int) -> None:
                 run.trainers.call("load_version", root, timeout_s=load_timeout_s)
             run.reference = reference
             run.record.syncs.append(await sync_live(run))
-            await check_text(run, "after the last sync", quiet=True)
-            await check_weights(run, root, quiet=True)
+            with run.metrics.verification():
+                await check_text(run, "after the last sync", quiet=True)
+                await check_weights(run, root, quiet=True)
             if number % every == 0:
                 samples.append((number, await memory(run)))
             bar.advance()

@@ -85,6 +85,11 @@ class GatherCache:
         with self._changed:
             return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    @property
+    def num_freed(self) -> int:
+        """Groups of this sync that every consumer is done with."""
+        return len(self._freed)
+
     def wait_for_room(self, group: GatherGroup) -> None:
         """Block until `group` may be gathered without exceeding the resident limit.
 

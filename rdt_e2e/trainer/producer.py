@@ -21,6 +21,7 @@ from rdt_e2e.fabric.agent import register
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.trainer.gather_cache import GatherCache
 from rdt_e2e.trainer.packing import Source
+from rdt_e2e.trainer.progress import SyncProgress
 from rdt_e2e.trainer.replay import FetchKey
 from rdt_e2e.trainer.serve_plan import ServePlan
 from rdt_e2e.trainer.serve_ring import ServeRings
@@ -85,6 +86,7 @@ class ProducerMixin:
         self._plans: dict[tuple[int, int], ServePlan] = {}
         self._lock = threading.Lock()
         self._gathering = threading.Lock()
+        self._gathering_since = 0.0
         self._broken: str | None = None
 
     def begin_sync(self, consumer_ids: Sequence[int]) -> None:
@@ -131,6 +133,7 @@ class ProducerMixin:
                 raises it too.
         """
         with self._gathering:
+            self._gathering_since = time.monotonic()
             failure: SyncError | None = None
             for group in self._groups:
                 if failure is None:
@@ -148,6 +151,17 @@ class ProducerMixin:
             self._cache.wait_all_freed()
         self._counters.max_resident_groups = self._cache.max_resident_groups
         return asdict(self._counters)
+
+    def sync_progress(self) -> SyncProgress | None:
+        """How far the sync is; None while none is under way. Takes no lock and waits for nothing."""
+        if not self._gathering.locked():
+            return None
+        return SyncProgress(
+            self._cache.num_freed,
+            len(self._groups),
+            self._counters.num_bytes,
+            time.monotonic() - self._gathering_since,
+        )
 
     def _gather(self, group: GatherGroup) -> dict[str, torch.Tensor]:
         started = time.perf_counter()

@@ -1,5 +1,6 @@
 """A profile of syncs on the real Ray, NIXL and vLLM: complete, additive, and gone afterwards."""
 
+import io
 import json
 import types
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from rdt_e2e.config import load_config
+from rdt_e2e.console import Console
+from tests.browser import Page, browser, check_report, needs_browser
 from tests.live import Stack
 
 NUM_SYNCS = 2
@@ -24,6 +27,7 @@ def profiled_syncs(live: Stack, folder: Path, level: str, num_syncs: int) -> lis
         record=types.SimpleNamespace(folder=folder, bake_s=1.0),
         session=live.session,
         trainers=live.trainers,
+        metrics=types.SimpleNamespace(balance=lambda _kind: None),
     )
 
     async def syncs() -> list[Any]:
@@ -144,6 +148,18 @@ def test_the_reports_can_be_made_of_it(profiled_run: Profiled) -> None:
         assert (profiled_run.folder / name).stat().st_size > 0
 
 
+@needs_browser
+def test_the_page_shows_the_profiles_numbers(profiled_run: Profiled, tmp_path: Path) -> None:
+    from rdt_e2e.profiling.command import render
+
+    render(profiled_run.folder)
+    with browser(tmp_path) as driver:
+        page = Page(driver, profiled_run.folder / "report.html")
+        assert page.console == []
+        assert page.fits()
+        check_report(page, profiled_run.profile)
+
+
 def test_hooks_and_files_are_gone_afterwards(live: Stack, profiled_run: Profiled) -> None:
     assert profiled_run.after == profiled_run.before
     assert not list((profiled_run.folder / "nodes").rglob("*.jsonl"))
@@ -162,3 +178,22 @@ def test_a_summary_holds_the_same_figures_without_single_calls(
     tracks = {span["track"] for span in sync["timeline"]}
     assert not [track for track in tracks if track.startswith("calls")]
     assert {"pulls", "transfer", "process", "gather"} <= tracks
+
+
+def test_its_cost_can_be_measured_and_no_hook_stays(live: Stack, tmp_path: Path) -> None:
+    from rdt_e2e.bench.overhead import CLOCKS, MIN_PAIRS, overhead_job
+    from rdt_e2e.sync.job import LiveRun
+
+    out = io.StringIO()
+    record: Any = types.SimpleNamespace(folder=tmp_path, syncs=[], facts={})
+    config = load_config("local", {"profiling.node_dir": str(tmp_path / "nodes")})
+    run = LiveRun(config, Console(out), record, live.checkpoints["v1"], live.trainers, None)
+    run.session = live.session
+    before = hooked(live)
+    live.wait(overhead_job(run, MIN_PAIRS, "summary"))
+    assert hooked(live) == before
+    assert len(record.syncs) == 2 * MIN_PAIRS
+    for clock in CLOCKS:
+        assert f"{clock} " in out.getvalue()
+    assert not list((tmp_path / "nodes").rglob("*.jsonl"))
+    live.expect("v1")

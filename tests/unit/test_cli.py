@@ -17,6 +17,7 @@ from rdt_e2e.errors import ProducerLostError, TextMismatchError
 VERBS = (
     "sync",
     "soak",
+    "overhead",
     "bench",
     "doctor",
     "deploy",

@@ -111,3 +111,26 @@ def test_terminal_shows_steps_progress_and_lines(clock):
     assert "[1/1] trainer fleet [/x] ..." in shown
     assert "rank [0] is ready" in shown
     assert "[1/1] trainer fleet [/x]: 2.0 s" in shown
+
+
+def test_a_meter_appears_with_its_first_numbers():
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        console = Console(terminal)
+        assert console.is_live
+        with console.step("sync 1"), console.meter("groups") as meter:
+            console.info("before")
+            meter.show(12, 61, "8.2 GB/s, [3] s left")
+            console.info("after")
+    before, shown = read_to_the_end(reader).split("before")
+    assert "groups" not in before
+    assert "groups: 8.2 GB/s, [3] s left" in shown
+    assert "12/61" in shown
+
+
+def test_a_meter_is_silent_where_nobody_looks(stream):
+    console = Console(stream)
+    assert not console.is_live
+    with console.meter("groups") as meter:
+        meter.show(1, 2, "8.2 GB/s")
+    assert stream.getvalue() == ""

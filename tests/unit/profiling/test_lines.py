@@ -1,8 +1,10 @@
 """The files of records: truncation, damage, a full disk, two runs at once, two nodes on one disk."""
 
-import errno
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import threading
 
 from rdt_e2e.profiling.lines import MAX_LINE_BYTES, RECORD_VERSION, LineFile, read_records
@@ -49,21 +51,67 @@ def test_a_line_beyond_the_limit_is_dropped_and_counted(tmp_path):
     assert len((tmp_path / "one.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_full_disk_costs_records_and_one_warning(tmp_path, monkeypatch, caplog):
+def test_a_full_disk_costs_records_and_one_warning(tmp_path, caplog):
+    # Linux's device that is always full: opening it works, and no write does.
+    (tmp_path / "one.jsonl").symlink_to("/dev/full")
     file = LineFile(tmp_path / "one.jsonl")
     file.restart()
-
-    def full(_file, _line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", full)
     file.append({"iteration": 1})
     file.append({"iteration": 1})
     assert file.num_dropped == 2
-    monkeypatch.undo()
     file.close()
     assert len(caplog.records) == 1
-    assert "No space left" in caplog.text
+
+
+def test_a_disk_that_fills_up_within_a_line_costs_that_line_alone(tmp_path, monkeypatch):
+    file = LineFile(tmp_path / "one.jsonl")
+    file.restart()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda number, line: write(number, line[: len(line) // 2]))
+    file.append({"iteration": 1, "from": "the last that did not fit"})
+    monkeypatch.undo()
+    file.append({"iteration": 1, "from": "the first after it"})
+    file.append({"iteration": 1, "from": "the second"})
+    file.close()
+    records, num_damaged = read_records((tmp_path / "one.jsonl").read_text().splitlines(), 1)
+    assert [record["from"] for record in records] == ["the first after it", "the second"]
+    assert (num_damaged, file.num_dropped) == (1, 1)
+
+
+def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path):
+    """Such as the ranks of a driver that was lost and of the one after it."""
+    code = (
+        "import sys, pathlib\n"
+        "from rdt_e2e.profiling.lines import LineFile\n"
+        "file = LineFile(pathlib.Path(sys.argv[1]))\n"
+        "file.restart()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for number in range(300):\n"
+        "    file.append({'iteration': 1, 'from': sys.argv[2], 'filler': 'x' * 700})\n"
+    )
+    file = tmp_path / "one.jsonl"
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code, file, name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name in ("a", "b")
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+    records, num_damaged = read_records(file.read_text().splitlines(), 1)
+    assert (len(records), num_damaged) == (600, 0)
 
 
 def test_a_folder_that_cannot_be_made_costs_records_and_one_warning(tmp_path, caplog):

@@ -32,6 +32,7 @@ class Fleet:
         self.fails = fails
         self.resident = resident
         self.log = []
+        self.verdicts = []
 
     def submit(self, method, function, *args):
         self.log.append(function.__name__)
@@ -68,7 +69,8 @@ class Fleet:
 
 
 def recorder_of(fleet: Any) -> Recorder:
-    return Recorder(Place(None, "run", "summary"), fleet, lambda: [fleet], 1, fleet)
+    place = Place(None, "run", "summary")
+    return Recorder(place, fleet, lambda: [fleet], 1, fleet, fleet.verdicts.append)
 
 
 def one_sync(fleet):
@@ -95,6 +97,7 @@ def test_the_order_of_things():
     assert built["problems"] == []
     assert built["consumers"][0]["rank"] == 0
     assert built["critical_path"]["wall_s"] == 1.25
+    assert fleet.verdicts == [built["attribution"]["verdict"]["kind"]] == ["balanced"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,13 @@ def live_run(folder, fleet, level):
     config = load_config("local", {"profiling.level": level})
     record = types.SimpleNamespace(folder=folder, bake_s=0.5)
     session = types.SimpleNamespace(replicas=[fleet])
-    return types.SimpleNamespace(config=config, record=record, session=session, trainers=fleet)
+    return types.SimpleNamespace(
+        config=config,
+        record=record,
+        session=session,
+        trainers=fleet,
+        metrics=types.SimpleNamespace(balance=fleet.verdicts.append),
+    )
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -178,4 +187,8 @@ def test_a_failing_sync_still_leaves_the_profile_of_those_before(tmp_path, monke
 
 def test_a_run_directory_that_cannot_be_written_costs_the_profile_alone(tmp_path, caplog):
     module.write_profile(tmp_path / "gone", {})
-    assert "cannot be written" in caplog.text
+    (tmp_path / "profile.json").symlink_to("/dev/full")
+    module.write_profile(tmp_path, {})
+    assert ["No such file" in caplog.messages[0], "No space left" in caplog.messages[1]] == [
+        True
+    ] * 2

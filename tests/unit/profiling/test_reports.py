@@ -12,48 +12,13 @@ from rdt_e2e.cli import app
 from rdt_e2e.console import Console
 from rdt_e2e.errors import ConfigError
 from rdt_e2e.profiling import figures
-from rdt_e2e.profiling.build import build_iteration, build_profile
+from rdt_e2e.profiling.build import build_profile
 from rdt_e2e.profiling.command import read_profile, render, report, write_reports
 from rdt_e2e.profiling.compare import change, comparison
 from rdt_e2e.profiling.html import html_report, path_bar, timeline
 from rdt_e2e.profiling.text import WIDTH, text_report
 from rdt_e2e.profiling.trace import trace_json
-from tests.profile_cases import INFERENCE_NODE, Case, consumer_record, reading, record
-
-RUN = {
-    "started": "2026-01-01T00:00:00+00:00",
-    "config": {
-        "trainer": {"num_ranks": 2, "device": "cpu"},
-        "inference": {"data_parallel": 2, "tensor_parallel": 1, "num_replicas": 1},
-    },
-    "versions": {"ray": "2.60.0"},
-    "hardware": {"cpu": "a cpu", "cores": 2},
-    "checkpoint": {"source": "mini-kimi", "num_names": 9, "num_groups": 3, "num_bytes": 1_000_000},
-    "texts": {"before": [{"prompt": "The <b>capital</b>", "text": "noise & more"}]},
-    "verdict": "PASS",
-    "error": None,
-}
-
-
-def pull(rank, start):
-    return record(
-        "pull", "consumer", rank, INFERENCE_NODE, seq=0, producer=1, bytes=10,
-        issue=(start, start + 0.25), get=(start + 0.25, start + 1), receive=None,
-        transfer=(start + 0.5, start + 0.75),
-    )  # fmt: skip
-
-
-def profile_of(wall_s=2.0, **consumer):
-    case = Case(wall_s=wall_s)
-    case.consumers = [consumer_record(0, **consumer), consumer_record(1), pull(0, 100.5)]
-    cold = build_iteration(
-        Case(iteration=1, wall_s=8.0).material(
-            after=[reading(INFERENCE_NODE, error="it is gone")], consumers=(0,), producers=()
-        )
-    )
-    # Through JSON, as every reader gets it.
-    built = build_profile("some-run", "summary", 1.5, [cold, build_iteration(case.material())])
-    return json.loads(json.dumps(built))
+from tests.profile_cases import RUN, profile_of, written
 
 
 class Page(HTMLParser):
@@ -191,6 +156,45 @@ def test_the_trace_has_a_process_for_everybody_and_complete_events():
     assert transfer["dur"] == 250_000
 
 
+def test_spans_of_a_thread_follow_or_nest_and_never_overlap():
+    """Perfetto drops those that do."""
+    profile = profile_of()
+    sync = profile["iterations"][1]
+    ends = [(0.1, 0.3), (0.2, 0.4), (0.25, 0.35), (0.3, 0.5), (1 / 3, 0.34), (0.5, 0.5 + 1e-10)]
+    spans = [
+        {"node": "10.0.0.2", "process": "consumer 0", "track": "transfer", "name": f"{number}",
+         "start_s": start, "end_s": end, "details": {}}
+        for number, (start, end) in enumerate(ends)
+    ]  # fmt: skip
+    # Ends and starts that are the same time, with rounding errors in between.
+    spans += [
+        spans[0] | {"track": "process", "start_s": 1 + step / 7e6, "end_s": 1 + (step + 1) / 7e6}
+        for step in range(1000)
+    ]
+    sync["timeline"] = spans
+    events = json.loads(trace_json(profile))["traceEvents"]
+    names = {
+        (one["pid"], one["tid"]): one["args"]["name"]
+        for one in events
+        if one["name"] == "thread_name"
+    }
+    found: dict[str, list[tuple[int, int]]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["args"]["sync"] == 2:
+            started = round(event["ts"] * 1000)
+            ended = started + round(event["dur"] * 1000)
+            found.setdefault(names[event["pid"], event["tid"]], []).append((started, ended))
+    assert found.keys() == {"transfer", "transfer (2)", "process"}
+    assert sum(map(len, found.values())) == len(spans)
+    for lane in found.values():
+        around: list[int] = []
+        for started, ended in sorted(lane, key=lambda one: (one[0], -one[1])):
+            while around and around[-1] <= started:
+                around.pop()
+            assert not around or ended <= around[-1]
+            around.append(ended)
+
+
 def test_runs_side_by_side():
     profiles = [profile_of(2.0), profile_of(3.0)]
     rows = {(label, kind): values for label, kind, values in comparison(profiles)}
@@ -201,13 +205,6 @@ def test_runs_side_by_side():
     assert ("consumer: transfer", "s") in rows
     assert change(2.0, 3.0) == "+50.0 %"
     assert change(None, 3.0) == change(0.0, 3.0) == "n/a"
-
-
-def written(folder, wall_s=2.0):
-    folder.mkdir()
-    (folder / "profile.json").write_text(json.dumps(profile_of(wall_s)))
-    (folder / "run.json").write_text(json.dumps(RUN))
-    return folder
 
 
 def test_reports_of_one_run_and_of_two(tmp_path):

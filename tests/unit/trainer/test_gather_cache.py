@@ -52,6 +52,18 @@ def free(made, group, num_consumers=2):
         made.signal_free(group)
 
 
+def test_freed_groups_are_counted_and_a_new_sync_starts_from_none():
+    made = cache(lookahead=3)
+    for group in GROUPS[:2]:
+        made.publish(group, tensors(group))
+    made.signal_free(0)
+    assert made.num_freed == 0
+    made.signal_free(0)
+    assert made.num_freed == 1
+    made.begin(range(2))
+    assert made.num_freed == 0
+
+
 def test_get_waits_for_publication():
     made = cache()
     waiting = Caller(lambda: made.get(["b1", "a1", "b1"], consumer_id=0))
