@@ -20,3 +20,4 @@ fi
   --no-emit-package torch -o requirements/cpu.lock
 "$uv" pip compile requirements/cuda.in "${options[@]}" \
   --excludes requirements/cuda-exclude.txt -o requirements/cuda.lock
+"$uv" pip compile requirements/ansible.in "${options[@]}" -o requirements/ansible.lock

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,14 +55,14 @@ def missing() -> str:
         return "needs root"
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if playbook_program() is None:
-        lacking.append("ansible-playbook (requirements/ansible.in)")
+        lacking.append("ansible-playbook (make setup-ansible)")
     return f"needs {', '.join(lacking)}" if lacking else ""
 
 
 def playbook_program() -> str | None:
-    """`ansible-playbook` beside this interpreter, or on PATH."""
-    beside = Path(sys.executable).with_name("ansible-playbook")
-    return str(beside) if beside.exists() else shutil.which("ansible-playbook")
+    """`ansible-playbook` of this repository's environment for it, or on PATH."""
+    own = ANSIBLE.parent / ".venv-ansible/bin/ansible-playbook"
+    return str(own) if own.exists() else shutil.which("ansible-playbook")
 
 
 @dataclass

@@ -163,7 +163,7 @@ def test_collections_are_pinned():
 def test_syntax(playbook):
     program = playbook_program()
     if program is None:
-        pytest.skip("needs ansible-playbook (requirements/ansible.in)")
+        pytest.skip("needs ansible-playbook (make setup-ansible)")
     inventory = ANSIBLE / "inventory/example.yml"
     command = [program, "--syntax-check", "-i", str(inventory), str(ANSIBLE / playbook)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ANSIBLE)
