@@ -139,7 +139,8 @@ class BareTarget:
             *(*self._ansible("ansible"), "inference[0]", "--playbook-dir", str(self._folder)),
             *("-m", "ansible.builtin.debug", "-a", json.dumps({"msg": CONNECTION})),
         ]
-        done = self.run(command, env=self._environment(), capture_output=True)
+        as_json = {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+        done = self.run(command, env={**self._environment(), **as_json}, capture_output=True)
         name, arrow, answer = done.stdout.decode(errors="replace").partition(" => ")
         if done.returncode != 0 or not arrow:
             reason = (done.stderr or done.stdout).decode(errors="replace").strip()
