@@ -146,6 +146,7 @@ def test_status_of_the_job_is_passed_on(deployed):
 def test_interrupt_ends_the_job_and_brings_its_folder(deployed, tmp_path):
     command = sync_command(deployed, "--config", "local", "--runs", tmp_path)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
         try:
             for line in job.stdout:
                 if line.startswith("[2/"):
