@@ -31,6 +31,7 @@ CONNECTION = """{{ {
 """What of the inventory says how a host is reached."""
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class BareTarget:
         inventory: File or folder with the groups trainer and inference.
         programs: Folder of Ansible's programs.
         console: For the lines printed.
-        run: Runs a command, as `subprocess.run` does.
+        run: Runs a command to its end, as `subprocess.run` does.
+        start: Starts a command, as `subprocess.Popen` does.
     """
 
     root: Path
@@ -69,6 +71,7 @@ class BareTarget:
     programs: Path
     console: Console
     run: Run = subprocess.run
+    start: Start = subprocess.Popen
 
     def deploy(self, arguments: Sequence[str], mini_kimi: Path) -> None:
         """Install what is committed on every host, and start Ray there.
@@ -99,13 +102,16 @@ class BareTarget:
         """
         host = self._inference_host()
         before = set(self._run_names(host))
+        # In a session of its own: Ctrl-C is for this program, which then ends the job.
+        job = self.start(
+            host.command(JOB, "sync", *arguments), stdin=subprocess.DEVNULL, start_new_session=True
+        )
         try:
-            # In a session of its own: Ctrl-C is for this program, which then ends the job.
-            job = host.command(JOB, "sync", *arguments)
-            return self.run(job, stdin=subprocess.DEVNULL, start_new_session=True).returncode
+            return job.wait()
         except KeyboardInterrupt:
             self.console.info(f"ending the job on {host.name}")
             self.run(host.command("systemctl", "stop", "rdt-e2e-job.service"))
+            job.wait()
             raise
         finally:
             for name in sorted(set(self._run_names(host)) - before):

@@ -39,13 +39,14 @@ OVER_SSH = {
 class Machine:
     """Answers what the target calls, and keeps the calls."""
 
-    def __init__(self, connection=OVER_SSH, status=0, listed=0, play=0):
+    def __init__(self, connection=OVER_SSH, status=0, listed=0, play=0, interrupted=False):
         self.calls = []
         self.environments = []
         self.connection = connection
         self.status = status
         self.listed = listed
         self.play = play
+        self.interrupted = interrupted
 
     def __call__(self, command, env=None, **_):
         words = [str(word) for word in command]
@@ -57,13 +58,20 @@ class Machine:
             output = f"inference-0 | SUCCESS => {json.dumps(answer, indent=4)}\n".encode()
         elif words[0].endswith("/ansible-playbook"):
             status = self.play
-        elif JOB in " ".join(words) and "ls -1" not in " ".join(words):
-            if isinstance(self.status, BaseException):
-                raise self.status
-            status = self.status
         elif "ls -1" in " ".join(words):
             status = self.listed
         return subprocess.CompletedProcess(words, status, output, b"")
+
+    def start(self, command, **_):
+        self.calls.append([str(word) for word in command])
+        return self
+
+    def wait(self):
+        """The end of the job, or Ctrl-C before it."""
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+        return self.status
 
     def of(self, word):
         return [call for call in self.calls if word in " ".join(call)]
@@ -71,9 +79,8 @@ class Machine:
 
 def target(tmp_path, machine):
     programs = Path("/programs")
-    return BareTarget(
-        tmp_path, tmp_path / "hosts.yml", programs, Console(io.StringIO()), run=machine
-    )
+    console = Console(io.StringIO())
+    return BareTarget(tmp_path, tmp_path / "hosts.yml", programs, console, machine, machine.start)
 
 
 def test_deploy_hands_over_a_token_outside_of_the_command_line(tmp_path):
@@ -146,7 +153,7 @@ def test_job_needs_a_deployment(tmp_path):
 
 
 def test_interrupt_ends_the_job_there(tmp_path):
-    machine = Machine(status=KeyboardInterrupt())
+    machine = Machine(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
         target(tmp_path, machine).sync([], tmp_path)
     assert len(machine.of("systemctl stop rdt-e2e-job.service")) == 1
