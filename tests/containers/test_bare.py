@@ -119,6 +119,13 @@ def deployed(site):
     (ROOT / ".secrets/bare-ray-token").unlink(missing_ok=True)
 
 
+def test_preview_touches_nothing(site):
+    output = make(site, "deploy", f"--check --diff -e @{site.folder}/site.json")
+    assert all(count > 0 for count in ansible_hosts.changed_tasks(output).values())
+    for host in site.containers:
+        site.run(host, "test ! -e /opt/rdt-e2e && test ! -e /etc/rdt-e2e")
+
+
 def test_second_deploy_changes_nothing(deployed):
     output = make(deployed, "deploy", f"-e @{deployed.folder}/site.json")
     assert ansible_hosts.changed_tasks(output) == {"trainer-0": 0, "inference-0": 0}
