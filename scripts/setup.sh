@@ -3,6 +3,7 @@
 # already does.
 #
 #   scripts/setup.sh [cpu|cuda] [packages-only]
+#   scripts/setup.sh ansible       .venv-ansible instead, which runs ansible/ and holds nothing of ours
 #
 # PYTHON=... chooses the interpreter (3.11 or 3.12). packages-only leaves this package out, so that an
 # image can have the others in a layer of their own.
@@ -13,6 +14,7 @@ cd "$(dirname "$0")/.."
 
 target=${1:-cpu}
 venv=.venv
+[ "$target" != ansible ] || venv=.venv-ansible
 lock=requirements/$target.lock
 torch_version=2.13.0
 
@@ -119,7 +121,7 @@ build_environment() {
   "$venv/bin/uv" pip install "${quiet[@]}" --python "$venv/bin/python" --no-deps --require-hashes \
     -r "$lock"
   if [ "$target" = cpu ]; then complete_torch; fi
-  check_torch
+  if [ "$target" != ansible ]; then check_torch; fi
   environment_stamp >"$venv/environment-stamp"
 }
 
@@ -131,4 +133,6 @@ install_package() {
 }
 
 is_current environment-stamp || build_environment
-[ "${2:-}" = packages-only ] || is_current package-stamp || install_package
+if [ "$target" != ansible ] && [ "${2:-}" != packages-only ]; then
+  is_current package-stamp || install_package
+fi

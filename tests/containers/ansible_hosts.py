@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,14 +55,20 @@ def missing() -> str:
         return "needs root"
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if playbook_program() is None:
-        lacking.append("ansible-playbook (requirements/ansible.in)")
+        lacking.append("ansible-playbook (make setup-ansible)")
     return f"needs {', '.join(lacking)}" if lacking else ""
 
 
 def playbook_program() -> str | None:
-    """`ansible-playbook` beside this interpreter, or on PATH."""
-    beside = Path(sys.executable).with_name("ansible-playbook")
-    return str(beside) if beside.exists() else shutil.which("ansible-playbook")
+    """`ansible-playbook` of this repository's environment for it, or on PATH."""
+    own = ANSIBLE.parent / ".venv-ansible/bin/ansible-playbook"
+    return str(own) if own.exists() else shutil.which("ansible-playbook")
+
+
+def changed_tasks(output: str) -> dict[str, int]:
+    """Host to its number of changed tasks, from the recap of ansible-playbook."""
+    recap = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", output, re.MULTILINE)
+    return {host: int(count) for host, count in recap}
 
 
 @dataclass
@@ -127,8 +132,7 @@ class Hosts:
             hosts: Made-up host to its variables.
             as_json: Have the whole result as JSON in `output`.
         """
-        inventory = self.folder / "hosts.yml"
-        inventory.write_text(yaml.safe_dump(self._inventory(hosts)))
+        inventory = self.write_inventory(hosts)
         command = [str(playbook_program()), "-i", str(inventory), str(ANSIBLE / playbook)]
         command += ["-e", json.dumps(dict(variables or {})), *arguments]
         environment = self._environment() | {"ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
@@ -136,8 +140,13 @@ class Hosts:
             environment["ANSIBLE_STDOUT_CALLBACK"] = "ansible.posix.json"
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         output = done.stdout if as_json else done.stdout + done.stderr
-        recap = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", done.stdout, re.MULTILINE)
-        return Play(done.returncode, output, {host: int(count) for host, count in recap})
+        return Play(done.returncode, output, changed_tasks(done.stdout))
+
+    def write_inventory(self, made_up: Mapping[str, Mapping[str, object]] | None = None) -> Path:
+        """Write the inventory of the hosts, or of made-up ones; its path."""
+        path = self.folder / "hosts.yml"
+        path.write_text(yaml.safe_dump(self._inventory(made_up)))
+        return path
 
     def _inventory(self, made_up: Mapping[str, Mapping[str, object]] | None) -> dict[str, object]:
         trainer, inference = [
@@ -162,8 +171,13 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def running_hosts(folder: Path) -> Iterator[Hosts]:
-    """Start two containers on a network of their own; remove both and the network afterwards."""
+def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
+    """Start two containers on a network of their own; remove both and the network afterwards.
+
+    Args:
+        folder: For the key, the inventory and podman's settings.
+        options: Further options of `podman run`.
+    """
     _write_podman_settings(folder / "containers.conf")
     environment = os.environ | {"CONTAINERS_CONF": str(folder / "containers.conf")}
 
@@ -189,7 +203,7 @@ def running_hosts(folder: Path) -> Iterator[Hosts]:
         for host, name in containers.items():
             podman(
                 *("run", "-d", "--name", name, "--hostname", host, "--network", mark),
-                *("--systemd=always", IMAGE, "/sbin/init"),
+                *("--systemd=always", *options, IMAGE, "/sbin/init"),
             )
             stack.callback(podman, "rm", "-f", "-t", "1", name)
         address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"

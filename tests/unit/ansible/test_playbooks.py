@@ -1,16 +1,13 @@
 """The playbooks as files: they parse, every knob is defaulted and explained, every change has a way back."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.ansible_modules import ANSIBLE
-from tests.containers.ansible_hosts import playbook_program
 
-PLAYBOOKS = ("rdma.yml", "cluster.yml", "verify.yml", "rollback.yml")
 KNOB_FILES = sorted((ANSIBLE / "group_vars/all").glob("*.yml"))
 YAML_FILES = sorted(path for path in ANSIBLE.rglob("*.yml") if ".ansible" not in path.parts)
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
@@ -157,17 +154,6 @@ def test_whatever_runs_a_command_says_whether_it_changed_something():
 def test_collections_are_pinned():
     for collection in load_yaml(ANSIBLE / "requirements.yml")["collections"]:
         assert re.fullmatch(r"\d+\.\d+\.\d+", collection["version"])
-
-
-@pytest.mark.parametrize("playbook", PLAYBOOKS)
-def test_syntax(playbook):
-    program = playbook_program()
-    if program is None:
-        pytest.skip("needs ansible-playbook (requirements/ansible.in)")
-    inventory = ANSIBLE / "inventory/example.yml"
-    command = [program, "--syntax-check", "-i", str(inventory), str(ANSIBLE / playbook)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ANSIBLE)
-    assert done.returncode == 0, done.stderr
 
 
 def test_private_inventories_are_ignored_by_git():

@@ -24,6 +24,4 @@ def test_gpu_hosts_have_what_the_package_sets(playbooks, monkeypatch):
 
 def test_cpu_hosts_have_what_the_package_sets(playbooks):
     together = playbooks["ray_environment"] | playbooks["ray_environment_cpu"]
-    # The local profile allows a pull less time than the hosts' environment, which has one value.
-    local = load_config("local", {"sync.rdt_fetch_timeout_s": 600})
-    assert together == ray_environment(local)
+    assert together == ray_environment(load_config("local"))
