@@ -33,7 +33,7 @@ down.compose := compose down --lock $(LOCK)
 down.k8s := k8s down $(ON_CLUSTER)
 $(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose or k8s (LOCK is cpu or cuda)))
 
-.PHONY: help setup lock sync report bench deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
+.PHONY: help setup lock sync report bench bench-wire deploy down status doctor test test-unit test-stack test-long fuzz lint type fmt check clean
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
@@ -44,6 +44,9 @@ report: setup ## Make a run's reports again, or compare two (RUNS="runs/a runs/b
 
 bench: setup ## Measure a sync against the hardware and vLLM's backends (CONFIG, ARGS="--layers 24")
 	@$(BIN)/rdt-e2e bench --config $(CONFIG) $(ARGS)
+
+bench-wire: setup ## Measure syncs over a link of several rates (root; ARGS="--rates 400,100")
+	@$(BIN)/rdt-e2e bench wire $(ARGS)
 
 deploy: setup ## Start what `make sync` then uses (TARGET=local, compose or k8s; OVERLAY, CONTEXT, IMAGE)
 	@$(BIN)/rdt-e2e $(deploy.$(TARGET)) $(ARGS)

@@ -31,6 +31,7 @@ class Task:
         versions: Folders of two synthetic checkpoints that differ in every tensor.
         repeats: Warm repetitions.
         output: Where the process writes its `RowResult`.
+        link: For the row `wire`: namespaces and devices of the link, and the rates to set.
     """
 
     row: str
@@ -39,6 +40,7 @@ class Task:
     versions: tuple[str, str]
     repeats: int
     output: str
+    link: Mapping[str, Any] | None = None
 
     @property
     def roots(self) -> tuple[Path, Path]:
