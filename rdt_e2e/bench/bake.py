@@ -20,7 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from vllm.config import VllmConfig, WeightTransferConfig, set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed import (
+    init_distributed_environment,
+    initialize_model_parallel,
+    parallel_state,
+)
+from vllm.distributed.weight_transfer import sharded_rdt_engine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -46,7 +51,9 @@ class BakeTimes:
         num_names: Names that the trainer serves.
         num_slices: Slices that this rank pulls, all chunks together.
         num_chunks: Pulls per sync.
-        seconds: Duration of each step, in order: the first two on the driver, the others on the rank.
+        seconds: CPU seconds of each step, in order: the first two on the driver, the others on the
+            rank. All of it is one thread's work, so that on a quiet machine it is the duration.
+        wall_s: Duration of the same steps.
     """
 
     layers: int
@@ -54,21 +61,23 @@ class BakeTimes:
     num_slices: int = 0
     num_chunks: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    wall_s: dict[str, float] = field(default_factory=dict)
 
     on_driver = ("layout", "init payload")
     """The steps that the driver does once for all ranks."""
 
     @property
     def on_rank_s(self) -> float:
-        """The steps of the rank, in seconds."""
+        """The steps of the rank, in CPU seconds."""
         return sum(seconds for step, seconds in self.seconds.items() if step not in self.on_driver)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the duration of a block."""
-        started = time.perf_counter()
+        """Note what a block takes."""
+        began, started = time.perf_counter(), time.process_time()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.seconds[name] = time.process_time() - started
+        self.wall_s[name] = time.perf_counter() - began
 
 
 class OfflineConsumer(CpuConsumer):
@@ -89,7 +98,7 @@ class OfflineConsumer(CpuConsumer):
             times.step("digests"),
             mock.patch.object(ray, "get"),
             mock.patch.object(self._router, "reserve_serve_buffers", return_value=[]),
-            mock.patch.object(_engine(), "register_nixl_memory"),
+            mock.patch.object(sharded_rdt_engine, "register_nixl_memory"),
         ):
             self._preregister_at_init()
         chunks = self._cached_plan.chunks
@@ -97,18 +106,15 @@ class OfflineConsumer(CpuConsumer):
         times.num_slices = sum(len(chunk.keys) for chunk in chunks)
 
 
-def _engine() -> Any:
-    from vllm.distributed.weight_transfer import sharded_rdt_engine
-
-    return sharded_rdt_engine
-
-
-def measure_bake(layers: Sequence[int], settings: Mapping[str, Any]) -> Iterator[BakeTimes]:
+def measure_bake(
+    layers: Sequence[int], settings: Mapping[str, Any], widths: Widths = K2_WHOLE
+) -> Iterator[BakeTimes]:
     """Plan for K2 with some numbers of layers, one after another.
 
     Args:
         layers: Numbers of decoder layers; 61 is K2.
         settings: Dotted configuration keys over the profile `kimi-k2`.
+        widths: Sizes of the model.
 
     Yields:
         The times for each, as it is done.
@@ -116,14 +122,13 @@ def measure_bake(layers: Sequence[int], settings: Mapping[str, Any]) -> Iterator
     config = load_config("kimi-k2", {"cluster.address": "none:0", **settings})
     with _one_of_many(), tempfile.TemporaryDirectory(prefix="rdt-e2e-bake-") as folder:
         for count in layers:
-            yield _measure(count, config, Path(folder))
+            yield _measure(model_config(widths, count), config, Path(folder))
 
 
-def _measure(layers: int, config: Config, folder: Path) -> BakeTimes:
-    settings = model_config(K2_WHOLE, layers)
+def _measure(settings: Mapping[str, Any], config: Config, folder: Path) -> BakeTimes:
     (folder / "config.json").write_text(json.dumps(settings))
     index = describe(settings, folder)
-    times = BakeTimes(layers, len(index.entries))
+    times = BakeTimes(settings["num_hidden_layers"], len(index.entries))
     with times.step("layout"):
         layout = build_layout(index)
     with times.step("init payload"):
@@ -144,8 +149,6 @@ def _measure(layers: int, config: Config, folder: Path) -> BakeTimes:
 
 def _make_groups_once() -> None:
     """Make vLLM's groups of eight ranks; they are the same for every size of the model."""
-    from vllm.distributed import parallel_state
-
     if not parallel_state.model_parallel_is_initialized():
         init_distributed_environment(world_size=1, rank=0, local_rank=0, backend="fake")
         initialize_model_parallel()
@@ -174,10 +177,17 @@ def _one_of_many() -> Iterator[None]:
     new_group = dist.new_group
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
     try:
-        with mock.patch.object(
-            dist,
-            "new_group",
-            lambda ranks=None, *_args, **_kwargs: new_group(ranks, backend="fake"),
+        with (
+            mock.patch.object(
+                dist,
+                "new_group",
+                side_effect=lambda ranks=None, *_args, **_kwargs: new_group(ranks, backend="fake"),
+            ),
+            mock.patch.object(
+                parallel_state,
+                "in_the_same_node_as",
+                side_effect=lambda group, *_args, **_kwargs: [True] * dist.get_world_size(group),
+            ),
         ):
             yield
     finally:

@@ -55,7 +55,16 @@ def run_bake(
     from rdt_e2e.bench.bake import measure_bake
 
     found: list[BakeTimes] = []
-    header = ("layers", "names", "slices", "pulls", "driver s", "rank s", "us/name", "of the rank")
+    header = (
+        "layers",
+        "names",
+        "slices",
+        "pulls",
+        "driver s",
+        "rank s",
+        "us/name",
+        "of the rank, in CPU seconds",
+    )
     console.info(_COLUMNS.format(*header))
     for times in measure_bake(layers, settings):
         found.append(times)

@@ -1,4 +1,5 @@
 import types
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_other_layers_are_refused(text):
 
 
 def test_a_line_tells_the_driver_from_the_rank():
-    times = types.SimpleNamespace(
+    times: Any = types.SimpleNamespace(
         layers=5,
         num_names=10_000,
         num_slices=1500,
