@@ -1,11 +1,11 @@
 """The bench `bake` as a program: its process's environment, its table, its report."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rdt_e2e.bench.result import write_report
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
 from rdt_e2e.environment import apply_environment
@@ -50,6 +50,7 @@ def run_bake(
 
     Raises:
         ConfigError: A setting cannot be used.
+        EnvironmentCheckError: The report cannot be written.
     """
     apply_environment(load_config("local"))
     from rdt_e2e.bench.bake import measure_bake
@@ -69,8 +70,7 @@ def run_bake(
     for times in measure_bake(layers, settings):
         found.append(times)
         console.info(format_times(times))
-        if report is not None:
-            report.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        write_report(report, [asdict(one) for one in found])
     return 0
 
 

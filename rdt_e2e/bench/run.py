@@ -13,11 +13,11 @@ from typing import Any
 
 from rdt_e2e.bench.k2_slice import WIDTHS, write_slice
 from rdt_e2e.bench.process import CHILD, log_tail, task_process
-from rdt_e2e.bench.result import RowResult, Task
+from rdt_e2e.bench.result import RowResult, Task, write_report
 from rdt_e2e.bench.table import OURS, format_table
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import ConfigError, EnvironmentCheckError
+from rdt_e2e.errors import ConfigError
 from rdt_e2e.sync.record import hardware, versions
 
 DEFAULT_ROWS = ("limit", "ours", "peer-rdt", "peer-nccl", "peer-ipc")
@@ -100,9 +100,8 @@ def run_bench(options: BenchOptions, console: Console, report: Path | None) -> i
                             rows[result.row].merge(result)
                         else:
                             rows[result.row] = result
-                if report is not None:
-                    # After every row: what is measured is not lost with what comes after it.
-                    _write(report, options, list(rows.values()))
+                # After every row: what is measured is not lost with what comes after it.
+                _write(report, options, list(rows.values()))
     for line in format_table(list(rows.values())):
         console.info(line)
     return _exit_status(options, rows)
@@ -170,7 +169,7 @@ def _gpus() -> list[str]:
     return found.stdout.split("\n")[:-1]
 
 
-def _write(report: Path, options: BenchOptions, results: Sequence[RowResult]) -> None:
+def _write(report: Path | None, options: BenchOptions, results: Sequence[RowResult]) -> None:
     content = {
         "options": {
             "profile": options.profile,
@@ -183,9 +182,4 @@ def _write(report: Path, options: BenchOptions, results: Sequence[RowResult]) ->
         "hardware": hardware() | {"gpus": _gpus()},
         "rows": [json.loads(result.to_json()) for result in results],
     }
-    try:
-        report.write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise EnvironmentCheckError(
-            f"{report} cannot be written: {error.strerror}; give another --json"
-        ) from error
+    write_report(report, content)

@@ -6,7 +6,6 @@ Everything else is the real thing: Ray, NIXL over UCX and TCP, the producer, vLL
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +16,12 @@ from typing import Any
 from rdt_e2e.bench.k2_slice import WIDTHS, write_slice
 from rdt_e2e.bench.link import Link, check_privileges, shaped_link
 from rdt_e2e.bench.process import CHILD, log_tail, task_process
-from rdt_e2e.bench.result import RowResult, Task
+from rdt_e2e.bench.result import RowResult, Task, write_report
 from rdt_e2e.bench.wire_nodes import HEAD, wire_nodes
 from rdt_e2e.bench.wire_table import format_wire_table
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import ConfigError, EnvironmentCheckError
+from rdt_e2e.errors import ConfigError
 from rdt_e2e.sync.record import hardware, versions
 
 GATHERS = ("owner", "full")
@@ -110,8 +109,7 @@ def run_wire(options: WireOptions, console: Console, report: Path | None) -> int
                 log = report.with_name(f"{report.stem}-{gather}.log")
             with console.step(f"gather: {gather}"):
                 results += _run(gather, options, folders, log)
-            if report is not None:
-                _write(report, options, results)
+            _write(report, options, results)
     for line in format_wire_table(results):
         console.info(line)
     if any(result.wrong_weights for result in results):
@@ -130,24 +128,27 @@ def _run(
         "inference.kv_cache_bytes": 1 << 26,
         # A slow rate makes a sync long, and a busy machine a start.
         "cluster.start_timeout_s": 300,
-        "trainer.load_timeout_s": 300,
+        "trainer.load_timeout_s": 600,
         "inference.start_timeout_s": 600,
         "sync.init_timeout_s": 300,
         "sync.sync_timeout_s": 600,
         "sync.control_timeout_s": 120,
+        "sync.stall_timeout_s": 120,
+        "sync.heartbeat_timeout_s": 60,
+        "sync.rdt_fetch_timeout_s": 240,
         "verify.reference": "none",
         "verify.weights": "none",
         **options.settings,
     }
-    with tempfile.TemporaryDirectory(prefix="rdt-e2e-row-") as place, shaped_link() as link:
+    with tempfile.TemporaryDirectory(prefix="rdt-e2e-") as place, shaped_link() as link:
         output, task_file = Path(place, "result"), Path(place, "task")
         task = _task(gather, options, settings, folders, output, link)
         task_file.write_text(task.to_json())
-        with wire_nodes(link, load_config("local", settings)) as nodes:
+        with wire_nodes(link, load_config("local", settings), Path(place)) as environment:
             # The driver is beside the engine: vLLM's ranks meet in its node's namespace.
             command = link.command("inference", *CHILD, str(task_file))
             state = {"XDG_STATE_HOME": str(Path(place, "state"))}
-            with task_process(command, {**nodes.environment, **state}, log) as process:
+            with task_process(command, {**environment, **state}, log) as process:
                 try:
                     status = process.wait(options.row_timeout_s)
                 except TimeoutExpired:
@@ -180,16 +181,11 @@ def _failed(gather: str, reason: str) -> RowResult:
     return RowResult(gather, reason=reason)
 
 
-def _write(report: Path, options: WireOptions, results: Sequence[RowResult]) -> None:
+def _write(report: Path | None, options: WireOptions, results: Sequence[RowResult]) -> None:
     content = {
         "options": asdict(options),
         "versions": versions(),
-        "hardware": hardware() | {"load": os.getloadavg(), "python": sys.version.split()[0]},
+        "hardware": hardware() | {"load": os.getloadavg()},
         "rows": [json.loads(result.to_json()) for result in results],
     }
-    try:
-        report.write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise EnvironmentCheckError(
-            f"{report} cannot be written: {error.strerror}; give another --json"
-        ) from error
+    write_report(report, content)

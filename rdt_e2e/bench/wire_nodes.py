@@ -5,10 +5,8 @@ import json
 import os
 import secrets
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rdt_e2e.bench.link import ADDRESSES, Link
@@ -22,31 +20,23 @@ PORT = 6379
 HEAD = f"{ADDRESSES['trainer']}:{PORT}"
 
 
-@dataclass(frozen=True)
-class WireNodes:
-    """The running nodes.
-
-    Attributes:
-        environment: Variables that a driver needs to join them.
-    """
-
-    environment: Mapping[str, str]
-
-
 @contextlib.contextmanager
-def wire_nodes(link: Link, config: Config) -> Iterator[WireNodes]:
+def wire_nodes(link: Link, config: Config, folder: Path) -> Iterator[Mapping[str, str]]:
     """Start the trainer's and the inference node for the length of a block.
 
     Args:
         link: Where; its namespaces end what the nodes leave.
         config: The run's configuration, with `cluster.address` at `HEAD`.
+        folder: For sessions, logs and the token; removed after the link. Its path is short, because
+            Ray's socket paths below it must stay under 108 characters.
+
+    Yields:
+        The environment of a driver that joins them.
 
     Raises:
         EnvironmentCheckError: A node did not start.
     """
     with contextlib.ExitStack() as stack:
-        # Short: Ray's socket paths below it must stay under 108 characters.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdt-e2e-")))
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -69,7 +59,7 @@ def wire_nodes(link: Link, config: Config) -> Iterator[WireNodes]:
             process = stack.enter_context(_node(command, environment, log))
             if role == "trainer":
                 _wait_for_head(link, process, log, config.cluster.start_timeout_s)
-        yield WireNodes(environment)
+        yield environment
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 
 import psutil
 import ray
@@ -55,7 +56,8 @@ def measure_wire(task: Task, console: Console) -> list[RowResult]:
         with console.step("trainer fleet"):
             trainers.start()
             trainers.load(task.roots[0])
-        return asyncio.run(_measure(task, link, console, trainers, inference_node))
+        rates = task.link["rates"]
+        return asyncio.run(_measure(task, link, rates, console, trainers, inference_node))
 
 
 def _wait_for_nodes(timeout_s: float) -> None:
@@ -70,7 +72,12 @@ def _wait_for_nodes(timeout_s: float) -> None:
 
 
 async def _measure(
-    task: Task, link: Link, console: Console, trainers: TrainerFleet, node: str
+    task: Task,
+    link: Link,
+    rates: Sequence[float | None],
+    console: Console,
+    trainers: TrainerFleet,
+    node: str,
 ) -> list[RowResult]:
     config = task.config()
     layout = build_layout(read_index(task.roots[0]))
@@ -83,16 +90,10 @@ async def _measure(
             bake_s = await session.bake()
         with console.step("first sync"):
             cold = await session.sync()
-        for number, rate in enumerate(task.link["rates"] if task.link else ()):
+        for number, rate in enumerate(rates):
             link.set_rate(rate)
             result = RowResult(_label(config, rate), cold.num_bytes)
-            result.facts |= {
-                "bytes_per_s": rate,
-                "gather": config.trainer.gather,
-                "num_groups": len(layout.groups),
-                "num_names": len(layout.names),
-                "checkpoint_bytes": sum(held.num_bytes for held in layout.held.values()),
-            }
+            result.facts |= {"bytes_per_s": rate, "num_groups": len(layout.groups)}
             with console.step(f"plain stream, {result.row}"):
                 seconds, num_bytes = _stream(link, rate)
                 result.add(TRANSPORT, seconds)

@@ -1,8 +1,8 @@
 """Rows of held tensors, read off the shards straight into the memory that keeps them.
 
 Each trainer rank reads only its own rows: a row range of a single tensor, or whole experts of a stack.
-Bytes go from the file into the shard in one copy, in the order in which they lie on the disk; mapping the
-files instead takes a page fault for every few kilobytes.
+Bytes go from the file into the shard in one copy, in large reads and in the order in which they lie on the
+disk.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`rdt-e2e bench`: how fast a sync is, over one fabric or another, and what its parts take."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -158,9 +159,9 @@ def load(
       rdt-e2e bench load --layers 2 --repeats 1
     """
     from rdt_e2e.bench.load import LoadOptions, measure_load
+    from rdt_e2e.bench.result import write_report
 
     found = measure_load(LoadOptions(layers, ranks, repeats, folder))
-    if report is not None:
-        report.write_text(found.to_json() + "\n")
+    write_report(report, asdict(found))
     for line in found.table():
         typer.echo(line)
