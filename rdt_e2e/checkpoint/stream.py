@@ -218,7 +218,8 @@ class ShardReader:
 
 def _raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor in host memory."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    raw: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return raw
 
 
 def _read_exactly(descriptor: int, offset: int, into: memoryview) -> None:

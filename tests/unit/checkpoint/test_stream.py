@@ -138,7 +138,7 @@ def reads(monkeypatch):
         log.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, offset, count))
         return count
 
-    monkeypatch.setattr(stream.os, "preadv", spy)
+    monkeypatch.setattr(os, "preadv", spy)
     return log
 
 

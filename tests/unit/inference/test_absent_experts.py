@@ -11,7 +11,7 @@ from rdt_e2e.inference.plugin.internals import RoutedExperts
 
 def layer(*local: int) -> torch.nn.Module:
     """Routed experts with a map from global to local number, or with none."""
-    made = RoutedExperts.__new__(RoutedExperts)
+    made: torch.nn.Module = RoutedExperts.__new__(RoutedExperts)
     torch.nn.Module.__init__(made)
     expert_map = torch.tensor(local, dtype=torch.int32) if local else None
     vars(made)["expert_map_manager"] = types.SimpleNamespace(expert_map=expert_map)
