@@ -111,7 +111,7 @@ def measure_load(options: LoadOptions) -> LoadTimes:
         folder = Path(name)
         write_files(folder / "checkpoint", options)
         ranks = [
-            context.Process(target=_rank, args=(rank, options, folder))
+            context.Process(target=_rank, args=(rank, options, folder), daemon=True)
             for rank in range(options.num_ranks)
         ]
         for process in ranks:
