@@ -291,7 +291,12 @@ def test_bench_wire_passes_its_options_on(run, monkeypatch):
     from rdt_e2e.bench import wire
 
     seen = []
-    monkeypatch.setattr(wire, "run_wire", lambda *given: seen.append(given) or 0)
+
+    def run_wire(*given):
+        seen.append(given)
+        return 0
+
+    monkeypatch.setattr(wire, "run_wire", run_wire)
     arguments = ["--rates", "none, 400", "--gather", "full", "--tiny", "--layers", "3"]
     assert run("bench", "wire", *arguments)[0] == 0
     options = seen[0][0]
