@@ -39,7 +39,7 @@ down.k8s := k8s down $(ON_CLUSTER)
 down.bare := bare down --inventory $(INVENTORY)
 $(if $(sync.$(TARGET)),,$(error TARGET is '$(TARGET)'; it is local, compose, k8s or bare (LOCK is cpu or cuda)))
 
-.PHONY: help setup lock kubectl sync report bench deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint lint-k8s type fmt check clean setup-ansible lint-ansible
+.PHONY: help setup lock kubectl sync report bench bench-wire deploy down status doctor test test-unit test-stack test-long test-containers test-network fuzz lint lint-k8s type fmt check clean setup-ansible lint-ansible
 
 ##@ Run
 sync: setup ## Run the main job (CONFIG, TARGET, ARGS="--iters 3"); the local one deploys by itself
@@ -50,6 +50,9 @@ report: setup ## Make a run's reports again, or compare two (RUNS="runs/a runs/b
 
 bench: setup ## Measure a sync against the hardware and vLLM's backends (CONFIG, ARGS="--layers 24")
 	@$(BIN)/rdt-e2e bench --config $(CONFIG) $(ARGS)
+
+bench-wire: setup ## Measure syncs over a link of several rates (root; ARGS="--rates 400,100")
+	@$(BIN)/rdt-e2e bench wire $(ARGS)
 
 deploy: setup ## Start what `make sync` then uses (TARGET=local, compose, k8s or bare; OVERLAY, CONTEXT, IMAGE, INVENTORY)
 	@$(BIN)/rdt-e2e $(deploy.$(TARGET)) $(ARGS)

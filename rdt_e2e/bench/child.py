@@ -32,6 +32,10 @@ def measure(task: Task, console: Console) -> list[RowResult]:
         from rdt_e2e.bench.ours import measure_ours
 
         return [measure_ours(task, console)]
+    if task.row == "wire":
+        from rdt_e2e.bench.wire_row import measure_wire
+
+        return measure_wire(task, console)
     peer_environment(task.row)
     from rdt_e2e.bench.peers import measure_peer
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rdt_e2e.config import Config, load_config
+from rdt_e2e.errors import EnvironmentCheckError
 
 TRANSPORT = "transport"
 """Clock A: bytes on the way and nothing else; for a sync, its pulls without loading what they bring."""
@@ -31,6 +32,7 @@ class Task:
         versions: Folders of two synthetic checkpoints that differ in every tensor.
         repeats: Warm repetitions.
         output: Where the process writes its `RowResult`.
+        link: For the row `wire`: namespaces and devices of the link, and the rates to set.
     """
 
     row: str
@@ -39,6 +41,7 @@ class Task:
     versions: tuple[str, str]
     repeats: int
     output: str
+    link: Mapping[str, Any] | None = None
 
     @property
     def roots(self) -> tuple[Path, Path]:
@@ -117,6 +120,23 @@ class RowResult:
         elif self.reason is not None:
             self.facts.setdefault("failed_rounds", []).append(self.reason)
             self.reason, self.facts = None, self.facts | other.facts
+
+
+def write_report(report: Path | None, content: Any) -> None:
+    """Write what was measured as JSON, if anyone asked for it.
+
+    Raises:
+        EnvironmentCheckError: It cannot be written there.
+    """
+    if report is None:
+        return
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise EnvironmentCheckError(
+            f"{report} cannot be written: {error.strerror}; give another --json"
+        ) from error
 
 
 @dataclass(frozen=True)

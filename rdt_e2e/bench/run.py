@@ -1,32 +1,27 @@
 """The whole benchmark: one process per row and round, each with a bounded time, then one table."""
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rdt_e2e.bench.k2_slice import WIDTHS, write_slice
-from rdt_e2e.bench.result import RowResult, Task
+from rdt_e2e.bench.process import CHILD, log_tail, task_process
+from rdt_e2e.bench.result import RowResult, Task, write_report
 from rdt_e2e.bench.table import OURS, format_table
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
-from rdt_e2e.errors import ConfigError, EnvironmentCheckError
+from rdt_e2e.errors import ConfigError
 from rdt_e2e.sync.record import hardware, versions
 
 DEFAULT_ROWS = ("limit", "ours", "peer-rdt", "peer-nccl", "peer-ipc")
 ROWS = (*DEFAULT_ROWS, "peer-nccl-1")
-CHILD = (sys.executable, "-m", "rdt_e2e.bench.child")
-"""Command of a row's process; the file of its task follows."""
-INTERRUPT_WAIT_S = 60.0
-"""How long a row that ran out of time may take to stop what it started."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +100,8 @@ def run_bench(options: BenchOptions, console: Console, report: Path | None) -> i
                             rows[result.row].merge(result)
                         else:
                             rows[result.row] = result
-                if report is not None:
-                    # After every row: what is measured is not lost with what comes after it.
-                    _write(report, options, list(rows.values()))
+                # After every row: what is measured is not lost with what comes after it.
+                _write(report, options, list(rows.values()))
     for line in format_table(list(rows.values())):
         console.info(line)
     return _exit_status(options, rows)
@@ -155,59 +149,15 @@ def _run_row(
         task_file.write_text(task.to_json())
         # A cluster of its own: a running deployment is neither used nor stopped.
         environment = os.environ | {"XDG_STATE_HOME": str(Path(place, "state"))}
-        with _process([str(task_file)], environment, log) as process:
+        command = [sys.executable, *CHILD, str(task_file)]
+        with task_process(command, environment, log) as process:
             try:
                 status = process.wait(options.row_timeout_s)
             except subprocess.TimeoutExpired:
                 return [RowResult(row, reason=f"not done within {options.row_timeout_s:g} s")]
         if not output.is_file():
-            return [RowResult(row, reason=f"ended with status {status}: {_tail(log)}")]
+            return [RowResult(row, reason=f"ended with status {status}: {log_tail(log)}")]
         return [RowResult(**content) for content in json.loads(output.read_text())]
-
-
-@contextlib.contextmanager
-def _process(
-    arguments: Sequence[str], environment: Mapping[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A row's process; at the end of the block it and all it started are gone."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [*CHILD, *arguments],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us, who then end it in order.
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(INTERRUPT_WAIT_S)
-        # Its group: an engine core outlives a parent that crashed.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        _stop_cluster(environment)
-
-
-def _stop_cluster(environment: Mapping[str, str]) -> None:
-    """Stop the row's local cluster, if it could not do so itself."""
-    state = Path(environment["XDG_STATE_HOME"], "rdt-e2e", "cluster.json")
-    if state.is_file():
-        subprocess.run(
-            [sys.executable, "-m", "rdt_e2e.cli", "down", "--force"],
-            env=dict(environment),
-            stdout=subprocess.DEVNULL,
-            check=False,
-        )
-
-
-def _tail(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " | ".join(lines[-3:])
 
 
 def _gpus() -> list[str]:
@@ -219,7 +169,7 @@ def _gpus() -> list[str]:
     return found.stdout.split("\n")[:-1]
 
 
-def _write(report: Path, options: BenchOptions, results: Sequence[RowResult]) -> None:
+def _write(report: Path | None, options: BenchOptions, results: Sequence[RowResult]) -> None:
     content = {
         "options": {
             "profile": options.profile,
@@ -232,10 +182,4 @@ def _write(report: Path, options: BenchOptions, results: Sequence[RowResult]) ->
         "hardware": hardware() | {"gpus": _gpus()},
         "rows": [json.loads(result.to_json()) for result in results],
     }
-    try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise EnvironmentCheckError(
-            f"{report} cannot be written: {error.strerror}; give another --json"
-        ) from error
+    write_report(report, content)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
-from rdt_e2e.checkpoint.stream import ShardReader
+from rdt_e2e.checkpoint.stream import Rows, ShardReader
 from rdt_e2e.errors import CheckpointError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -56,6 +56,9 @@ class RowReader(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+    def read_all(self, wanted: Iterable[Rows]) -> int:
+        """Fill several tensors with rows of held tensors; returns the bytes written."""
+
     def read_rows(self, held: HeldTensor, start: int, stop: int, out: torch.Tensor) -> int:
         """Fill `out` with rows `start` to `stop` of a held tensor; returns the bytes written."""
 
@@ -79,6 +82,10 @@ class SyntheticRows:
 
     def __exit__(self, *_error: object) -> None:
         """Nothing is held open."""
+
+    def read_all(self, wanted: Iterable[Rows]) -> int:
+        """Fill several tensors; each as in `read_rows`."""
+        return sum(self.read_rows(*rows) for rows in wanted)
 
     def read_rows(self, held: HeldTensor, start: int, stop: int, out: torch.Tensor) -> int:
         """Fill a tensor with rows of a held tensor.

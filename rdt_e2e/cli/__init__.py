@@ -4,10 +4,10 @@ What a verb needs is imported inside it, so that `--help` and a misspelt key ans
 loading torch, Ray or vLLM.
 """
 
-from rdt_e2e.cli import bare, examine, remote, run, settings
+from rdt_e2e.cli import bare, bench, examine, remote, run, settings
 from rdt_e2e.cli.program import app
 
-__all__ = ["app", "bare", "examine", "main", "remote", "run", "settings"]
+__all__ = ["app", "bare", "bench", "examine", "main", "remote", "run", "settings"]
 
 
 def main() -> None:

@@ -124,49 +124,6 @@ def doctor(
 
 
 @app.command()
-def bench(
-    config: ConfigOption = "local",
-    layers: Annotated[
-        int, typer.Option("--layers", metavar="N", help="Decoder layers of the slice.")
-    ] = 4,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="R", help="Warm repetitions of each row.")
-    ] = 5,
-    rounds: Annotated[
-        int, typer.Option("--rounds", metavar="K", help="Times the rows take turns.")
-    ] = 1,
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", metavar="ROW,ROW", help="Rows to measure (default: all)."),
-    ] = None,
-    row_timeout: Annotated[
-        float,
-        typer.Option("--row-timeout", metavar="S", help="Longest time of one row, in seconds."),
-    ] = 600,
-    report: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything there as JSON.")
-    ] = None,
-    settings: SetOption = None,
-) -> None:
-    """Measure a sync against the hardware's limit and against vLLM's own backends.
-
-    On a slice of Kimi K2 with computed weights: real widths with device cuda, tiny ones with cpu. A row that fails is shown as n/a and the others still run.
-
-    \b
-    Examples:
-      rdt-e2e bench --config h200x2 --layers 24 --json bench.json
-      rdt-e2e bench --rows limit,ours --repeats 3
-    """
-    from rdt_e2e.bench.run import DEFAULT_ROWS, BenchOptions, run_bench
-
-    names = DEFAULT_ROWS if rows is None else tuple(row.strip() for row in rows.split(","))
-    options = BenchOptions(
-        config, read_overrides(settings), layers, repeats, rounds, names, row_timeout
-    )
-    raise typer.Exit(run_bench(options, Console(), report))
-
-
-@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
 ) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from rdt_e2e.checkpoint.index import CheckpointIndex
 from rdt_e2e.checkpoint.layout import CheckpointLayout, GatherGroup, HeldTensor, shard_rows
 from rdt_e2e.checkpoint.naming import summarize
+from rdt_e2e.checkpoint.stream import Rows
 from rdt_e2e.checkpoint.synthetic import open_rows
 from rdt_e2e.errors import CheckpointError, PlanError
 
@@ -78,13 +79,13 @@ class ShardedCheckpoint:
             CheckpointError: The checkpoint differs from the layout, or a shard cannot be read.
         """
         self._check_same(index)
-        total = 0
         with open_rows(index) as reader:
-            for key, held in self.layout.held.items():
-                start, stop = self._rows(held)
-                if start < stop:
-                    total += reader.read_rows(held, start, stop, self._local[key])
-        return total
+            return reader.read_all(
+                Rows(held, start, stop, self._local[key])
+                for key, held in self.layout.held.items()
+                for start, stop in [self._rows(held)]
+                if start < stop
+            )
 
     def gather_group(self, group: GatherGroup) -> dict[str, torch.Tensor]:
         """Make every tensor of a group whole on this rank; a collective of all ranks.

@@ -281,6 +281,36 @@ def test_bench_passes_its_options_on(run, monkeypatch, tmp_path):
     assert report == file
 
 
+@pytest.mark.parametrize("part", ["wire", "bake", "load"])
+def test_the_benches_of_one_part_have_examples(run, part):
+    code, out, _ = run("bench", part, "--help")
+    assert code == 0
+    assert f"rdt-e2e bench {part}" in out
+
+
+def test_bench_wire_passes_its_options_on(run, monkeypatch):
+    from rdt_e2e.bench import wire
+
+    seen = []
+
+    def run_wire(*given):
+        seen.append(given)
+        return 0
+
+    monkeypatch.setattr(wire, "run_wire", run_wire)
+    arguments = ["--rates", "none, 400", "--gather", "full", "--tiny", "--layers", "3"]
+    assert run("bench", "wire", *arguments)[0] == 0
+    options = seen[0][0]
+    assert (options.rates, options.gathers) == ((None, 4e8), ("full",))
+    assert (options.widths, options.layers) == ("tiny", 3)
+
+
+def test_bench_wire_refuses_a_rate_that_is_none(run):
+    code, _, err = run("bench", "wire", "--rates", "fast")
+    assert code == 2
+    assert "--rates fast" in err
+
+
 def test_bench_refuses_an_unknown_row(run):
     code, _, err = run("bench", "--rows", "ours,peer-http")
     assert code == 2

@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from rdt_e2e.checkpoint.naming import summarize
+from rdt_e2e.checkpoint.naming import split_expert, summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.fabric.words import as_bytes
@@ -28,6 +28,7 @@ from rdt_e2e.inference.plugin.internals import (
     Chunk,
     PendingPull,
     ProcItem,
+    RoutedExperts,
     ShardedRDTWeightTransferEngine,
     ShardedRDTWeightTransferInitInfo,
     materialize_layer,
@@ -178,6 +179,19 @@ class Consumer(ShardedRDTWeightTransferEngine):
         # The engine waits for what this returns without a limit.
         self._router.reserve_serve_buffers = bounded
 
+    def _build_fake_weights(self, names: list[str], *how: Any) -> list[tuple[str, torch.Tensor]]:
+        """Leave out experts that no layer here holds, for whose names every loader does nothing.
+
+        Of K2's names on eight ranks that is 87 %, each of which vLLM holds against 1,152 patterns.
+        """
+        absent = absent_experts(self.model)
+        kept = [
+            name
+            for name in names
+            if (found := split_expert(name)) is None or found[1] not in absent
+        ]
+        return list(super()._build_fake_weights(kept, *how))
+
     def _chunk_module_scatters(self, modules: list[list[Any]]) -> list[tuple[int, list[Any]]]:
         """Cut one group's copies by owner class, as vLLM does, and then by `max_chunk_bytes`."""
         by_class: list[tuple[int, list[Any]]] = super()._chunk_module_scatters(modules)
@@ -301,6 +315,17 @@ class Consumer(ShardedRDTWeightTransferEngine):
             ) from None
         except RayActorError as error:
             raise ProducerLostError(f"consumer {me}: a producer died during {what}") from error
+
+
+def absent_experts(model: torch.nn.Module) -> frozenset[int]:
+    """Numbers of the routed experts that no layer of this rank holds; empty without expert parallelism."""
+    absent: set[int] | None = None
+    for module in model.modules():
+        if isinstance(module, RoutedExperts):
+            local = module.expert_map_manager.expert_map
+            here = [] if local is None else (local < 0).nonzero().flatten().tolist()
+            absent = set(here) if absent is None else absent & set(here)
+    return frozenset(absent or ())
 
 
 def _hex(total: int | None) -> str:

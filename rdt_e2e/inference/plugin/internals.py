@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.sharded_rdt_engine import (
     _ProcItem,
 )
 from vllm.distributed.weight_transfer.sharded_rdt_fake import _Scatter
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Chunk",
     "PendingPull",
     "ProcItem",
+    "RoutedExperts",
     "Scatter",
     "ShardedRDTWeightTransferEngine",
     "ShardedRDTWeightTransferInitInfo",

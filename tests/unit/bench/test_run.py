@@ -1,13 +1,12 @@
 import contextlib
 import io
 import json
-import sys
 from typing import Any
 
 import psutil
 import pytest
 
-from rdt_e2e.bench import run
+from rdt_e2e.bench import process, run
 from rdt_e2e.bench.result import END_TO_END, RowResult
 from rdt_e2e.bench.run import BenchOptions, run_bench
 from rdt_e2e.console import Console
@@ -31,8 +30,8 @@ def options(**changes: Any) -> BenchOptions:
 def child(monkeypatch, tmp_path):
     """Replace the row's process by a script; returns where to write it."""
     script = tmp_path / "child.py"
-    monkeypatch.setattr(run, "CHILD", (sys.executable, str(script)))
-    monkeypatch.setattr(run, "INTERRUPT_WAIT_S", 0.2)
+    monkeypatch.setattr(run, "CHILD", (str(script),))
+    monkeypatch.setattr(process, "INTERRUPT_WAIT_S", 0.2)
     return script
 
 

@@ -1,10 +1,10 @@
 """Rows of held tensors, read byte for byte."""
 
 import dataclasses
-from typing import Any
+import os
+from pathlib import Path
 
 import pytest
-import safetensors
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from rdt_e2e.checkpoint import stream
 from rdt_e2e.checkpoint.headers import DTYPES, read_header
 from rdt_e2e.checkpoint.index import CheckpointIndex, read_index
 from rdt_e2e.checkpoint.layout import HeldTensor, build_layout, shard_rows
-from rdt_e2e.checkpoint.stream import ShardReader
+from rdt_e2e.checkpoint.stream import Rows, ShardReader
 from rdt_e2e.errors import CheckpointError, PlanError
 from tests import synthetic
 
@@ -127,50 +127,56 @@ def test_out_may_be_a_strided_view(checkpoint, index, layout):
     assert not buffer[:, 1::2].view(torch.uint8).any()
 
 
-class SpyHandle:
-    """Passes reads on and writes down what was asked for."""
-
-    def __init__(self, handle: Any, log: list[tuple[str, ...]]) -> None:
-        self.handle = handle
-        self.log = log
-
-    def get_tensor(self, name):
-        self.log.append(("whole", name))
-        return self.handle.get_tensor(name)
-
-    def get_slice(self, name):
-        self.log.append(("slice", name))
-        return self.handle.get_slice(name)
-
-    def __exit__(self, *error):
-        self.log.append(("close",))
-        return self.handle.__exit__(*error)
-
-
 @pytest.fixture
 def reads(monkeypatch):
-    log: list[tuple[str, ...]] = []
+    """What was read, as (file, offset, bytes), in order."""
+    log: list[tuple[str, int, int]] = []
+    preadv = os.preadv
 
-    def open_spy(path, **options):
-        log.append(("open", path.name))
-        return SpyHandle(safetensors.safe_open(path, **options), log)
+    def spy(descriptor, buffers, offset):
+        count = preadv(descriptor, buffers, offset)
+        log.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, offset, count))
+        return count
 
-    monkeypatch.setattr(stream, "safe_open", open_spy)
+    monkeypatch.setattr(os, "preadv", spy)
     return log
 
 
-def test_only_the_rows_of_a_rank_are_read(checkpoint, index, layout, reads):
+def where(index, name, first=0, stop=None):
+    """File, offset and bytes of rows of a tensor."""
+    entry = index.entries[name]
+    row_bytes = entry.num_bytes // entry.shape[0]
+    num_rows = (entry.shape[0] if stop is None else stop) - first
+    return entry.file, entry.begin + first * row_bytes, num_rows * row_bytes
+
+
+def test_only_the_rows_of_a_rank_are_read(index, layout, reads):
     stack, single = layout.held[STACK], layout.held[KV_A]
     with ShardReader(index) as reader:
         reader.read_rows(stack, 1, 3, empty_rows(stack, 2))
         reader.read_rows(single, 0, 10, empty_rows(single, 10))
-    names = [stack.names[1], stack.names[2]]
-    tensor_reads = [read for read in reads if read[0] in {"whole", "slice"}]
-    assert tensor_reads == [("whole", names[0]), ("whole", names[1]), ("slice", KV_A)]
-    opened = [read[1] for read in reads if read[0] == "open"]
-    needed = {checkpoint.files[name] for name in (*names, KV_A)}
-    assert sorted(opened) == sorted(needed)
-    assert reads.count(("close",)) == len(needed)
+    experts = [where(index, stack.names[row]) for row in (1, 2)]
+    assert reads == [*sorted(experts), where(index, KV_A, 0, 10)]
+
+
+def test_files_are_read_front_to_back(index, layout, reads):
+    wanted = [
+        Rows(held, 0, held.shape[0], empty_rows(held, held.shape[0]))
+        for held in layout.held.values()
+    ]
+    with ShardReader(index) as reader:
+        assert reader.read_all(reversed(wanted)) == index.num_bytes
+    assert reads == sorted(reads)
+    assert len(reads) == len(index.entries)
+
+
+def test_large_rows_go_through_the_stage_in_parts(checkpoint, index, layout, monkeypatch, reads):
+    held = layout.held[KV_A]
+    monkeypatch.setattr(stream, "STAGE_BYTES", 100 * 256)
+    buffer = torch.zeros((576, 512), dtype=torch.float8_e4m3fn)
+    read_rows(index, held, 0, 576, buffer[:, ::2])
+    assert [count for _, _, count in reads] == [100 * 256] * 5 + [76 * 256]
+    assert synthetic.raw_bytes(buffer[:, ::2]) == synthetic.raw_bytes(checkpoint.tensors[KV_A])
 
 
 def test_rank_without_rows_opens_nothing(index, layout, reads):
