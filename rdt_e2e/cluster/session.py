@@ -110,19 +110,25 @@ def _check_reachable(address: str) -> None:
 
 
 def _join(address: str, num_nodes: int, config: Config) -> None:
-    try:
-        ray.init(
-            address=address,
-            namespace=config.cluster.namespace,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-    except (ConnectionError, RuntimeError) as error:
-        raise EnvironmentCheckError(
-            f"joining Ray at {address} failed: {str(error).strip().splitlines()[0]}; check that "
-            "RAY_AUTH_MODE and the token are those of the cluster"
-        ) from error
     deadline = time.monotonic() + config.cluster.start_timeout_s
+    while True:
+        try:
+            ray.init(
+                address=address,
+                namespace=config.cluster.namespace,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+            break
+        except (ConnectionError, RuntimeError) as error:
+            # A head answers before its node is known, much before on a machine that is busy.
+            ray.shutdown()
+            if "auth" in str(error).lower() or time.monotonic() > deadline:
+                raise EnvironmentCheckError(
+                    f"joining Ray at {address} failed: {str(error).strip().splitlines()[0]}; check "
+                    "that RAY_AUTH_MODE and the token are those of the cluster"
+                ) from error
+            time.sleep(0.5)
     while len([node for node in ray.nodes() if node["Alive"]]) < num_nodes:
         if time.monotonic() > deadline:
             raise EnvironmentCheckError(
