@@ -197,6 +197,8 @@ def test_token_is_kept_and_closed_to_others(tmp_path):
     assert os.stat(tmp_path / TOKEN).st_mode & 0o077 == 0
 
 
-def test_target_has_this_repository(tmp_path):
+def test_target_has_this_repository(tmp_path, monkeypatch):
+    # Ansible is set up by `make deploy TARGET=bare` and `make lint`, not for these tests.
+    monkeypatch.setattr("rdt_e2e.cluster.bare.find_ansible", lambda root: root)
     (tmp_path / "hosts.yml").touch()
     assert bare_target(tmp_path / "hosts.yml", Console(io.StringIO())).root == ANSIBLE.parent
