@@ -108,7 +108,7 @@ def test_image_tag_is_the_release_and_the_lock():
     assert f'image.version="{__version__}"' in DOCKERFILE
     targets = set(re.findall(r"^FROM packages AS (\w+)$", DOCKERFILE, re.MULTILINE))
     assert targets == {"cpu", "cuda"}
-    assert {path.stem for path in (ROOT / "requirements").glob("c*.lock")} == targets
+    assert {path.stem for path in (ROOT / "requirements").glob("c*.lock")} >= targets
 
 
 def test_image_holds_what_it_says():
