@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rdt_e2e.cluster.bare import TOKEN
 from tests.containers import ansible_hosts
 
 # Two installations of the lock file and two vLLM engines, on a few cores.
@@ -87,7 +88,11 @@ def site(tmp_path_factory):
         }
         (folder / "site.json").write_text(json.dumps(variables))
         hosts.write_inventory()
-        yield hosts
+        try:
+            yield hosts
+        finally:
+            # The containers go as they are; the token is here.
+            (ROOT / TOKEN).unlink(missing_ok=True)
 
 
 def environment():
@@ -98,11 +103,23 @@ def environment():
 def make(site, verb, arguments):
     inventory = site.folder / "hosts.yml"
     command = ["make", verb, "TARGET=bare", f"INVENTORY={inventory}", f"ARGS={arguments}"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    # A group of its own, so that nothing below make outlives a test that is ended.
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=900)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    assert process.returncode == 0, output
+    return output
 
 
 def sync_command(site, *arguments):
@@ -112,16 +129,16 @@ def sync_command(site, *arguments):
 @pytest.fixture(scope="module")
 def deployed(site):
     output = make(site, "deploy", f"-e @{site.folder}/site.json")
-    token = (ROOT / ".secrets/bare-ray-token").read_text()
+    token = (ROOT / TOKEN).read_text()
     assert token not in output
-    yield site
-    # The containers go as they are; the token is here.
-    (ROOT / ".secrets/bare-ray-token").unlink(missing_ok=True)
+    return site
 
 
 def test_preview_touches_nothing(site):
     output = make(site, "deploy", f"--check --diff -e @{site.folder}/site.json")
-    assert all(count > 0 for count in ansible_hosts.changed_tasks(output).values())
+    changed = ansible_hosts.changed_tasks(output)
+    assert changed.keys() == site.containers.keys()
+    assert all(count > 0 for count in changed.values())
     for host in site.containers:
         site.run(host, "test ! -e /opt/rdt-e2e && test ! -e /etc/rdt-e2e")
 
@@ -179,7 +196,7 @@ def test_down_leaves_no_process_and_no_secret(deployed):
         assert deployed.run(host, "ps -u rdt-e2e -o pid= || true") == ""
         left = f"/etc/rdt-e2e/ray-token /etc/rdt-e2e/ray.env /etc/systemd/system/{UNIT}"
         deployed.run(host, f"for one in {left}; do test ! -e $one; done")
-    assert not (ROOT / ".secrets/bare-ray-token").exists()
+    assert not (ROOT / TOKEN).exists()
     done = subprocess.run(
         sync_command(deployed), cwd=ROOT, capture_output=True, text=True, timeout=120
     )
