@@ -19,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from rdt_e2e.checkpoint.naming import split_expert, summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
 from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.transport_memo import remember_transports
 from rdt_e2e.fabric.words import as_bytes
 from rdt_e2e.inference.plugin.chunk_split import split_scatters
 from rdt_e2e.inference.plugin.heartbeat import Heartbeat
@@ -87,6 +88,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._pending_frees.clear()
         self._stop_threads()
         super().init_transfer_engine(init_info)
+        remember_transports()
         self._readers = futures.ThreadPoolExecutor(
             self._ring_depth, "rdt-read", initializer=self._enter_reader
         )

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from rdt_e2e.fabric.transport_memo import remember_transports
-from rdt_e2e.inference.plugin.consumer import Consumer, ConsumerInitInfo
+from rdt_e2e.inference.plugin.consumer import Consumer
 from rdt_e2e.inference.plugin.internals import ProcItem
 
 
@@ -17,11 +16,6 @@ class CudaConsumer(Consumer):
 
     Source: `_process_item` in `sharded_rdt_engine.py` (vLLM 0.32.0).
     """
-
-    def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
-        """As the released engine; then ask each producer for its transport once, not on each pull."""
-        super().init_transfer_engine(init_info)
-        remember_transports()
 
     def _enter_reader(self) -> None:
         # UCX posts a read through the calling thread's CUDA context.
