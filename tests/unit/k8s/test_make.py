@@ -74,6 +74,8 @@ def run(cluster, folder, *calls):
         variables = write_client(folder, url, str(shutil.which("kubectl")))
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         environment = os.environ | variables | {"PATH": path}
+        for one in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"):
+            environment.pop(one, None)  # What an outer `make test` was given is not for this one.
         # The environment that runs the tests, as it is.
         fixed = ["make", "-C", str(ROOT), "-s", "-o", "setup", f"BIN={Path(sys.executable).parent}"]
         done = []
