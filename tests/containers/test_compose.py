@@ -50,7 +50,7 @@ def test_image_holds_nothing_of_the_build(podman, image):
 
 def test_image_keeps_its_health_check(podman, image):
     (found,) = json.loads(output("podman", "inspect", image, environment=podman))
-    assert found["HealthCheck"]["Test"] == ["CMD", "/opt/rdt-e2e/containers/node.sh", "health"]
+    assert found["Healthcheck"]["Test"] == ["CMD", "/opt/rdt-e2e/containers/node.sh", "health"]
     assert found["User"] == "1000"
 
 
