@@ -42,10 +42,11 @@ class Job:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip())
-                self._changed.notify_all()
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(line.rstrip())
+                    self._changed.notify_all()
         with self._changed:
             self._ended = True
             self._changed.notify_all()
