@@ -61,6 +61,7 @@ def newest_record(environment: dict[str, str]) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.timeout(1500)  # Three runs, each of which starts vLLM.
 def test_a_killed_driver_costs_the_next_run_only_an_engine(
     tmp_path: Path,
     environment: dict[str, str],
