@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ray
 
-from rdt_e2e.bench.result import COLD, END_TO_END, TRANSPORT, UPDATE, RowResult, Task
+from rdt_e2e.bench.result import COLD, TRANSPORT, RowResult, Task
 from rdt_e2e.bench.table import OURS
 from rdt_e2e.bench.trace import (
     Call,
@@ -134,15 +134,7 @@ def _note(result: RowResult, timing: SyncTiming) -> None:
             "producers": [dict(counters) for counters in timing.producers],
         }
         return
-    result.add(END_TO_END, timing.end_to_end_s)
-    result.add(UPDATE, timing.update_s)
-    for step, seconds in timing.seconds.items():
-        if step != "update":
-            result.add_part(step, seconds)
-    for key in ("pack_s", "gather_s", "wait_s"):
-        slowest = max(float(counters[key]) for counters in timing.producers)
-        result.add_part(f"{key.removesuffix('_s')} of a producer, summed over pulls", slowest)
-    result.facts["num_pulls"] = sum(int(counters["num_pulls"]) for counters in timing.producers)
+    result.add_warm_sync(timing)
 
 
 async def _pulls_alone(

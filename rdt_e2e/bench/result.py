@@ -5,10 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rdt_e2e.config import Config, load_config
 from rdt_e2e.errors import EnvironmentCheckError
+
+if TYPE_CHECKING:
+    from rdt_e2e.sync.record import SyncTiming
 
 TRANSPORT = "transport"
 """Clock A: bytes on the way and nothing else; for a sync, its pulls without loading what they bring."""
@@ -97,6 +100,18 @@ class RowResult:
     def add_part(self, part: str, seconds: float) -> None:
         """Append a sample of a part."""
         self.parts.setdefault(part, []).append(seconds)
+
+    def add_warm_sync(self, timing: "SyncTiming") -> None:
+        """Append a warm sync of ours: its clocks, its steps, and the slowest producer's shares."""
+        self.add(END_TO_END, timing.end_to_end_s)
+        self.add(UPDATE, timing.update_s)
+        for step, seconds in timing.seconds.items():
+            if step != "update":
+                self.add_part(step, seconds)
+        for key in ("pack_s", "gather_s", "wait_s"):
+            slowest = max(float(counters[key]) for counters in timing.producers)
+            self.add_part(f"{key.removesuffix('_s')} of a producer, summed over pulls", slowest)
+        self.facts["num_pulls"] = sum(int(counters["num_pulls"]) for counters in timing.producers)
 
     def to_json(self) -> str:
         """The result as JSON."""

@@ -10,7 +10,7 @@ import ray
 
 from rdt_e2e.bench.link import ADDRESSES, Link
 from rdt_e2e.bench.ours import check
-from rdt_e2e.bench.result import COLD, END_TO_END, TRANSPORT, UPDATE, RowResult, Task
+from rdt_e2e.bench.result import COLD, TRANSPORT, RowResult, Task
 from rdt_e2e.bench.stream import measure_stream
 from rdt_e2e.checkpoint.index import read_index
 from rdt_e2e.checkpoint.layout import build_layout
@@ -123,17 +123,9 @@ async def _sync(result: RowResult, session: SyncSession) -> None:
     timing = await session.sync()
     after, wall_s = psutil.cpu_times(), time.perf_counter() - started
     idle_s = sum(getattr(after, kind) - getattr(before, kind) for kind in ("idle", "iowait"))
-    result.add(END_TO_END, timing.end_to_end_s)
-    result.add(UPDATE, timing.update_s)
-    for step, seconds in timing.seconds.items():
-        if step != "update":
-            result.add_part(step, seconds)
-    for key in ("pack_s", "gather_s", "wait_s"):
-        slowest = max(float(counters[key]) for counters in timing.producers)
-        result.add_part(f"{key.removesuffix('_s')} of a producer, summed over pulls", slowest)
+    result.add_warm_sync(timing)
     busy = (psutil.cpu_count() or 1) - idle_s / wall_s
     result.facts.setdefault("busy_cores", []).append(round(busy, 2))
-    result.facts["num_pulls"] = sum(int(counters["num_pulls"]) for counters in timing.producers)
 
 
 def _stream(link: Link, rate: float | None) -> tuple[float, int]:
