@@ -1,12 +1,12 @@
-"""What watching costs a sync: pairs of syncs on the same live fleets, one of them watched.
+"""What an extra costs a sync: pairs of syncs on the same live fleets, one of them with it.
 
-The two of a pair follow each other, and every second pair begins with the watched one, so that what
-else the machine does falls on both. Between them every hook is taken out again.
+The two of a pair follow each other, and every second pair begins with the one that has the extra, so
+that what else the machine does falls on both. Between them every trace of it is taken out again.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rdt_e2e.profiling.recorder import recorder_of
@@ -35,7 +35,7 @@ class Comparison:
 
     Attributes:
         clock: Key of `CLOCKS`.
-        without_s: Median of the syncs that were not watched.
+        without_s: Median of the syncs without the extra.
         with_s: Median of those that were.
         change: Median over pairs of (with - without), as a share of `without_s`.
         low: Lower end of the 95 % interval of `change`.
@@ -52,40 +52,52 @@ class Comparison:
     quartiles: tuple[float, float]
 
 
-async def overhead_job(run: LiveRun, num_pairs: int, level: str) -> None:
-    """Sync in pairs, and print what the watched one of each took longer.
+Kind = Callable[[LiveRun], Awaitable[SyncTiming]]
+"""Makes one sync of a kind."""
+
+
+async def overhead_job(run: LiveRun, num_pairs: int, extra: str) -> None:
+    """Sync in pairs, and print what the one with the extra of each took longer.
 
     Args:
         run: The run with its fleets.
         num_pairs: Number of pairs, at least `MIN_PAIRS`.
-        level: How the watched ones are watched, `summary` or `full`.
+        extra: A level of profiling, `summary` or `full`, or `checksums` of every pull.
 
     Raises:
         RdtE2EError: A sync failed.
     """
+    without, with_extra = _kinds(extra)
     pairs: list[tuple[SyncTiming, SyncTiming]] = []
     with run.console.step("warm-up"):
         for _ in range(NUM_WARM_UPS):
-            await run.session.sync()
-            await _watched(run, level)
+            await without(run)
+            await with_extra(run)
     label = f"{num_pairs} pairs of syncs"
     with run.console.step(label), run.console.progress(num_pairs, "pairs") as bar:
         for number in range(num_pairs):
             if number % 2:
-                watched = await _watched(run, level)
-                pairs.append((await run.session.sync(), watched))
+                full = await with_extra(run)
+                pairs.append((await without(run), full))
             else:
-                bare = await run.session.sync()
-                pairs.append((bare, await _watched(run, level)))
+                bare = await without(run)
+                pairs.append((bare, await with_extra(run)))
             bar.advance()
     compared = [compare(clock, pairs) for clock in CLOCKS]
     run.record.syncs += [timing for pair in pairs for timing in pair]
     run.record.facts["overhead"] = {
-        "level": level,
+        "extra": extra,
         "pairs": [[dict(timing.seconds) for timing in pair] for pair in pairs],
     }
-    for line in lines(compared, level, num_pairs):
+    for line in lines(compared, extra, num_pairs):
         run.console.info(line)
+
+
+def _kinds(extra: str) -> tuple[Kind, Kind]:
+    """How to sync without an extra, and with it."""
+    if extra == "checksums":
+        return lambda run: _summed(run, on=False), lambda run: _summed(run, on=True)
+    return lambda run: run.session.sync(), lambda run: _watched(run, extra)
 
 
 async def _watched(run: LiveRun, level: str) -> SyncTiming:
@@ -94,6 +106,14 @@ async def _watched(run: LiveRun, level: str) -> SyncTiming:
         return await recorder.sync(run.session.sync)
     finally:
         await recorder.stop()
+
+
+async def _summed(run: LiveRun, *, on: bool) -> SyncTiming:
+    await run.session.sum_pulls(on=on)
+    try:
+        return await run.session.sync()
+    finally:
+        await run.session.sum_pulls(on=run.config.verify.pulls)
 
 
 def compare(clock: str, pairs: Sequence[tuple[SyncTiming, SyncTiming]]) -> Comparison:
@@ -118,11 +138,12 @@ def compare(clock: str, pairs: Sequence[tuple[SyncTiming, SyncTiming]]) -> Compa
     )
 
 
-def lines(compared: Sequence[Comparison], level: str, num_pairs: int) -> list[str]:
+def lines(compared: Sequence[Comparison], extra: str, num_pairs: int) -> list[str]:
     """The table to print."""
+    setting = "verify.pulls" if extra == "checksums" else f"profiling.level={extra}"
     found = [
-        f"profiling.level={level} against off, medians of {num_pairs} pairs",
-        f"{'clock':<17} {'off':>9} {level:>9} {'change':>8}   95 % interval      quartiles of a pair",
+        f"{setting} against off, medians of {num_pairs} pairs",
+        f"{'clock':<17} {'off':>9} {extra:>9} {'change':>8}   95 % interval      quartiles of a pair",
     ]
     found += [
         f"{one.clock:<17} {one.without_s:>7.4f} s {one.with_s:>7.4f} s {_percent(one.change):>8}   "

@@ -13,11 +13,12 @@ from rdt_e2e.console import Console
 EXIT_NOT_RUNNING = 1
 
 
-class Level(enum.StrEnum):
-    """Values of `profiling.level` that measure something."""
+class Extra(enum.StrEnum):
+    """What `overhead` can measure: levels of profiling, and the checksums of pulls."""
 
     SUMMARY = "summary"
     FULL = "full"
+    CHECKSUMS = "checksums"
 
 
 @app.command()
@@ -69,24 +70,26 @@ def overhead(
     pairs: Annotated[
         int, typer.Option("--pairs", metavar="N", min=10, help="Pairs of syncs to compare.")
     ] = 100,
-    level: Annotated[
-        Level, typer.Option("--level", help="How the watched syncs are watched.")
-    ] = Level.SUMMARY,
+    extra: Annotated[
+        Extra,
+        typer.Option("--of", help="A level of profiling, or the checksums of pulls."),
+    ] = Extra.SUMMARY,
     settings: SetOption = None,
 ) -> None:
-    """Measure what profiling costs a sync: pairs of syncs on the same fleets, one of them watched.
+    """Measure what profiling or checksums cost a sync: pairs of syncs on the same fleets, one with it.
 
     \b
     Examples:
       rdt-e2e overhead
-      rdt-e2e overhead --config h200x2 --pairs 200 --level full
+      rdt-e2e overhead --of checksums
+      rdt-e2e overhead --config h200x2 --pairs 200 --of full
     """
     loaded = load(config, settings)
     from rdt_e2e.bench.overhead import overhead_job
     from rdt_e2e.sync.driver import run_job
 
     outcome = run_job(
-        loaded, Console(), lambda run: overhead_job(run, pairs, level.value), num_steps=2
+        loaded, Console(), lambda run: overhead_job(run, pairs, extra.value), num_steps=2
     )
     raise typer.Exit(outcome.exit_code)
 

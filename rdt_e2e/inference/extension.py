@@ -41,6 +41,10 @@ class WeightCheck(SyncProfile):
         compared: int = self.weight_transfer_engine.check_pulls(served)
         return compared
 
+    def sum_pulls(self, on: bool) -> None:
+        """Take checksums of pulls from the next sync on, or leave them out."""
+        self.weight_transfer_engine.sum_pulls(on)
+
     def check_slices_against(self, root: str) -> int:
         """Compare every slice of the last sync with the checkpoint on disk; see `check_slices`."""
         engine = self.weight_transfer_engine

@@ -40,6 +40,7 @@ class SyncSession:
         self._layout = layout
         self._config = config
         self._failed = False
+        self._sums_pulls = config.verify.pulls
         self.replicas = list(replicas)
         self.num_syncs = 0
 
@@ -61,6 +62,14 @@ class SyncSession:
     def drop(self, replica: "InferenceFleet") -> None:
         """Leave an engine out from now on; the next sync counts on the others only."""
         self.replicas.remove(replica)
+
+    async def sum_pulls(self, *, on: bool) -> None:
+        """Take and compare checksums of pulls from the next sync on, or leave them out."""
+        timeout_s = self._config.sync.control_timeout_s
+        self._trainers.call("sum_pulls", on, timeout_s=timeout_s)
+        for replica in self.replicas:
+            await replica.call_workers("sum_pulls", on, timeout_s=timeout_s)
+        self._sums_pulls = on
 
     async def sync(self) -> SyncTiming:
         """One sync: pause, start, update while the trainers gather, finish, check, resume.
@@ -99,7 +108,7 @@ class SyncSession:
             version = f"sync-{self.num_syncs + 1}"
             await self._while_gathering(gathers, lambda replica: replica.finish_sync(version))
             producers = trainers.wait(gathers, "gather", timeout_s)
-        if self._config.verify.pulls:
+        if self._sums_pulls:
             with _timed(seconds, "check"):
                 sums = trainers.call("pull_sums", timeout_s=timeout_s)
                 await self._on_all(lambda replica: replica.check_pulls(sums))

@@ -189,6 +189,10 @@ class ProducerMixin:
         return [(consumer, seq, int(one)) for (consumer, seq), one in self._pull_sums.items()]
 
     @ray.method(tensor_transport="nixl")
+    def sum_pulls(self, on: bool) -> None:
+        """Take checksums of pulls from the next sync on, or leave them out."""
+        self._sums_pulls = on
+
     def rdt_produce_weights_batched(
         self, keys: list[FetchKey], *, consumer_id: int, seq: int
     ) -> list[torch.Tensor]:

@@ -133,6 +133,10 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
         Args:
             served: For each producer, what it sent as (consumer id, seq, checksum).
+    def sum_pulls(self, on: bool) -> None:
+        """Take checksums of pulls from the next sync on, or leave them out."""
+        self._settings.pull_checksums = on
+
 
         Returns:
             Number of pulls compared.

@@ -69,3 +69,27 @@ def test_syncs_are_watched_in_turns_and_the_hooks_are_out_in_between(monkeypatch
     for clock in CLOCKS:
         assert f"{clock} " in out.getvalue()
     assert "+0.0 %" in out.getvalue()
+
+
+def test_checksums_are_taken_in_turns(monkeypatch):
+    log = []
+
+    class Session:
+        async def sum_pulls(self, *, on):
+            log.append("on" if on else "off")
+
+        async def sync(self):
+            return timing(1.1 if log[-1] == "on" else 1.0)
+
+    out = io.StringIO()
+    record = types.SimpleNamespace(syncs=[], facts={})
+    config = types.SimpleNamespace(verify=types.SimpleNamespace(pulls=True))
+    run: Any = types.SimpleNamespace(
+        session=Session(), console=Console(out), record=record, config=config
+    )
+    asyncio.run(overhead_job(run, 10, "checksums"))
+    # On again after each, as the configuration says.
+    off, on = ["off", "on"], ["on", "on"]
+    assert log == (off + on) * NUM_WARM_UPS + (off + on + on + off) * 5
+    assert "verify.pulls against off" in out.getvalue()
+    assert "+10.0 %" in out.getvalue()
