@@ -172,6 +172,10 @@ class SyncConfig(_Section):
 
     iters: Count = 2
     """Syncs to run, one after another; the first is the cold one."""
+    transport: Literal["ray", "nixl"] = "ray"
+    """``ray`` makes each pull a call over Ray Direct Transport. ``nixl`` tells the producers once what
+    will be pulled; in a sync, messages and reads between NIXL agents carry every pull, and Ray one call
+    per producer."""
     num_buffers: Count = 2
     """Depth of the serve rings and of the receive rings, in slots."""
     buffer_presize_gib: float = Field(default=0, ge=0, allow_inf_nan=False)

@@ -86,7 +86,7 @@ async def _measure(
         with console.step("one sync, traced"):
             await _traced(result, config, trainers, fleet, session)
         # Last: they ask for other keys, and so replace what the producers keep of repeated pulls.
-        if config.trainer.gather == "owner":
+        if config.trainer.gather == "owner" and config.sync.transport == "ray":
             with console.step("single pulls"):
                 await _single_pulls(result, config, trainers, fleet)
     return result

@@ -68,6 +68,7 @@ def start_producer_trace(worker: Any) -> None:
     worker.bench_trace = Trace()
     worker.bench_trace.wrap(producer_module, ("replay", "pack"))
     worker.bench_trace.wrap(worker._cache, ("get", "publish", "wait_for_room"))
+    worker.bench_trace.wrap(worker._direct, ("_await_slot", "_pack"))
     worker.bench_trace.wrap_transport()
 
 

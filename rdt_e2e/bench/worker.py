@@ -14,8 +14,18 @@ from rdt_e2e.inference.extension import WeightCheck
 from rdt_e2e.trainer.packing import ALIGNMENT_BYTES
 
 EXTENSION = "rdt_e2e.bench.worker.BenchWorker"
-TRACED = ("_issue_pull", "_complete_pull", "_process_item", "_run_quant", "drain_pending")
-"""Methods of vLLM's `sharded_rdt` engine (0.32.0) whose calls a trace records."""
+TRACED = (
+    "_issue_pull",
+    "_read_pull",
+    "_complete_pull",
+    "_process_item",
+    "_run_quant",
+    "drain_pending",
+)
+"""Methods of the consumer, vLLM's own (0.32.0) and ours, whose calls a trace records."""
+
+DIRECT = ("await_message", "read", "send")
+"""Methods of `DirectAgent`."""
 
 
 class BenchWorker(WeightCheck):
@@ -96,6 +106,8 @@ class BenchWorker(WeightCheck):
         self._trace = Trace()
         self._trace.wrap(self.weight_transfer_engine, TRACED)
         self._trace.wrap_transport()
+        if self.weight_transfer_engine._direct is not None:
+            self._trace.wrap(self.weight_transfer_engine._direct.agent, DIRECT)
 
     def take_trace(self) -> list[tuple[str, float, float]]:
         """Stop recording; returns (stage, start, end) on this machine's monotonic clock, in seconds."""

@@ -1,6 +1,7 @@
 """This process's NIXL agent, reached through Ray Direct Transport."""
 
 import os
+from typing import Any
 
 import torch
 from ray.experimental import register_nixl_memory
@@ -26,6 +27,17 @@ def register(tensor: torch.Tensor) -> None:
             f"(pid {os.getpid()}): {error}. Check that one nixl-cu12 or nixl-cu13 is installed and "
             "that UCX_TLS and the memlock limit allow it"
         ) from error
+
+
+def nixl_agent() -> Any:
+    """This process's NIXL agent, the one that Ray uses; built now if there is none yet.
+
+    Source: `get_nixl_agent` of Ray's NIXL transport (2.60).
+    """
+    from ray.experimental.rdt.util import get_tensor_transport_manager
+
+    manager: Any = get_tensor_transport_manager("NIXL")
+    return manager.get_nixl_agent()
 
 
 def num_registered() -> int | None:

@@ -27,7 +27,7 @@ CONSUMER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "issue_s": "the part of pull_s in which a pull is issued, waits for a free slot included",
         "control_s": "Ray asking a producer whether it has NIXL, once per pull",
         "produce_wait_s": "from a pull's issue to the start of its receive, summed over pulls",
-        "meta_wait_s": "from entering the blocking get to the start of the receive",
+        "meta_wait_s": "from a reading thread's start to the start of the receive",
         "receive_s": "the receive: peer metadata, descriptors, transfer, polling",
         "initialize_s": "building the NIXL transfer",
         "transfer_s": "from a transfer's start until it is first seen done, summed over transfers",

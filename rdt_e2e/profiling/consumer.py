@@ -58,7 +58,10 @@ class ConsumerProfile(ProcessProfile):
         self._watch_processing(engine)
         agent = nixl_agent(transport)
         watch_agent(self.hooks, agent)
-        self._receives = ReceiveWatch(self.hooks, transport, agent, self._on_receive)
+        direct = getattr(engine, "_direct", None)
+        self._receives = ReceiveWatch(
+            self.hooks, transport, agent, self._on_receive, getattr(direct, "agent", None)
+        )
 
     def begin(self, iteration: int) -> None:
         """Start anew for a sync."""
@@ -126,7 +129,7 @@ class ConsumerProfile(ProcessProfile):
         self._reading.received = None
 
     def _on_receive(self, receive: Receive) -> None:
-        # Ray receives on the thread that reads the pull.
+        # On the thread that reads the pull, whichever way it comes.
         self._reading.received = receive
 
     def _read(self, call: Call) -> None:

@@ -46,8 +46,9 @@ class ProducerProfile(ProcessProfile):
         self._cache = getattr(worker, "_cache", None)
         self._watch_serving(worker)
         self._watch_groups(worker)
-        watch_extract(self.hooks, transport)
-        watch_agent(self.hooks, nixl_agent(transport))
+        direct = getattr(getattr(worker, "_direct", None), "is_open", False)
+        watch_extract(self.hooks, transport, expected=not direct)
+        watch_agent(self.hooks, nixl_agent(transport), describes=not direct)
 
     def begin(self, iteration: int) -> None:
         """Start anew for a sync."""

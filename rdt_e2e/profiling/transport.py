@@ -43,8 +43,14 @@ def nixl_agent(transport: Any) -> Any:
     return getattr(transport, "_nixl_agent", None)
 
 
-def watch_agent(hooks: HookSet, agent: Any) -> None:
-    """Count what any process does with its agent: registrations, descriptors, peers."""
+def watch_agent(hooks: HookSet, agent: Any, *, describes: bool = True) -> None:
+    """Count what any process does with its agent: registrations, descriptors, peers.
+
+    Args:
+        hooks: Where the hooks and columns belong.
+        agent: The agent.
+        describes: Whether every sync makes it describe memory; a producer of streams does so at init.
+    """
 
     def timed(column: str, calls: str | None = None) -> Callable[[Call], None]:
         def observe(call: Call) -> None:
@@ -68,7 +74,7 @@ def watch_agent(hooks: HookSet, agent: Any) -> None:
     )
     for method in ("get_serialized_descs", "deserialize_descs", "get_agent_metadata"):
         hooks.wrap(agent, method, timed("descs_s"), columns=("descs_s",))
-    hooks.wrap(agent, "get_xfer_descs", timed("descs_s"), columns=("descs_s",), expected=True)
+    hooks.wrap(agent, "get_xfer_descs", timed("descs_s"), columns=("descs_s",), expected=describes)
     hooks.wrap(
         agent,
         "add_remote_agent",
@@ -80,8 +86,14 @@ def watch_agent(hooks: HookSet, agent: Any) -> None:
     )
 
 
-def watch_extract(hooks: HookSet, transport: Any) -> None:
-    """Time Ray's step between the return of a served pull and its metadata being sent."""
+def watch_extract(hooks: HookSet, transport: Any, *, expected: bool = True) -> None:
+    """Time Ray's step between the return of a served pull and its metadata being sent.
+
+    Args:
+        hooks: Where the hooks and columns belong.
+        transport: Ray's NIXL transport.
+        expected: Whether pulls come through Ray.
+    """
 
     def observe(call: Call) -> None:
         hooks.add("extract_s", call.seconds)
@@ -93,7 +105,7 @@ def watch_extract(hooks: HookSet, transport: Any) -> None:
         observe,
         stage="extract",
         columns=("extract_s", "device_sync_s"),
-        expected=True,
+        expected=expected,
     )
 
 
@@ -108,10 +120,16 @@ class ReceiveWatch:
         transport: Ray's NIXL transport.
         agent: Its agent.
         on_receive: Called with each finished receive.
+        direct: The agent as `sync.transport: nixl` uses it; None where pulls come through Ray.
     """
 
     def __init__(
-        self, hooks: HookSet, transport: Any, agent: Any, on_receive: Callable[[Receive], None]
+        self,
+        hooks: HookSet,
+        transport: Any,
+        agent: Any,
+        on_receive: Callable[[Receive], None],
+        direct: Any = None,
     ) -> None:
         self._hooks = hooks
         self._on_receive = on_receive
@@ -142,6 +160,9 @@ class ReceiveWatch:
             expected=True,
         )
         waits = ("receive_s", "produce_wait_s", "meta_wait_s")
+        if direct is not None:
+            hooks.wrap(direct, "read", self._read, stage="receive", columns=waits, expected=True)
+            return
         hooks.wrap(
             transport,
             "fetch_multiple_tensors",
@@ -201,6 +222,12 @@ class ReceiveWatch:
             busy_s = 0.0 if self._open else ended - self._busy_since
         self._hooks.add("transfer_s", ended - started)
         self._hooks.add("rdma_s", busy_s)
+
+    def _read(self, call: Call) -> None:
+        if not call.failed:
+            self._hooks.add("receive_s", call.seconds)
+            span = (call.started, call.ended)
+            self._on_receive(Receive(*span, transfer=span))
 
     def _fetched(self, call: Call) -> None:
         if not call.failed:

@@ -27,7 +27,7 @@ def init_info(
         PlanError: The lists do not agree; the engine would report it only as a missing name.
 
     Source: `ShardedRDTWeightTransferInitInfo` in `sharded_rdt_engine.py` (vLLM 0.32.0), and
-    `ConsumerInitInfo` in `inference/plugin/consumer.py` for the last four.
+    `ConsumerInitInfo` in `inference/plugin/consumer.py` for the last five.
     """
     names = list(layout.names)
     group_lens = [len(group.names) for group in layout.groups]
@@ -56,4 +56,5 @@ def init_info(
         "wait_timeout_s": config.sync.rdt_fetch_timeout_s,
         "pull_checksums": config.verify.pulls,
         "slice_checksums": config.verify.weights == "names",
+        "transport": config.sync.transport,
     }

@@ -258,20 +258,40 @@ class GatherCache:
             for i in resident
         )
 
+    def check(self, waiting_for: str) -> None:
+        """Raise what ends a wait that is not one of this cache's own.
+
+        Args:
+            waiting_for: What is waited for elsewhere, for the message.
+
+        Raises:
+            GatherError: The sync has ended on this producer.
+            ConsumerLostError: A consumer has not been heard from.
+            PullTimeoutError: Nothing progressed for the stall timeout.
+        """
+        with self._changed:
+            self._check(lambda: waiting_for)
+
+    def _check(self, describe: Callable[[], str]) -> float:
+        """Raise what ends a wait; the seconds left until it would be the stall timeout."""
+        self._check_error()
+        self._check_heartbeats()
+        stalled_s = self._clock() - self._last_progress
+        if stalled_s >= self._stall_timeout_s:
+            raise PullTimeoutError(
+                f"producer {self._producer_rank} made no progress for {stalled_s:.0f} s while "
+                f"waiting for {describe()}. If consumers are merely slow, raise sync.stall_timeout_s"
+            )
+        return self._stall_timeout_s - stalled_s
+
+    def _check_error(self) -> None:
+        if self._error is not None:
+            raise GatherError(f"producer {self._producer_rank} ended this sync: {self._error}")
+
     def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         with self._changed:
             while True:
-                if self._error is not None:
-                    raise GatherError(
-                        f"producer {self._producer_rank} ended this sync: {self._error}"
-                    )
+                self._check_error()
                 if done():
                     return
-                self._check_heartbeats()
-                stalled_s = self._clock() - self._last_progress
-                if stalled_s >= self._stall_timeout_s:
-                    raise PullTimeoutError(
-                        f"producer {self._producer_rank} made no progress for {stalled_s:.0f} s while "
-                        f"waiting for {describe()}. If consumers are merely slow, raise sync.stall_timeout_s"
-                    )
-                self._changed.wait(timeout=min(POLL_S, self._stall_timeout_s - stalled_s))
+                self._changed.wait(timeout=min(POLL_S, self._check(describe)))

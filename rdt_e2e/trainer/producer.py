@@ -19,6 +19,8 @@ from rdt_e2e.config import Config
 from rdt_e2e.errors import GatherError, PullTimeoutError, SyncError
 from rdt_e2e.fabric.agent import register
 from rdt_e2e.fabric.checksum import checksum
+from rdt_e2e.fabric.direct import RemoteSlots
+from rdt_e2e.trainer.direct_serve import DirectServer
 from rdt_e2e.trainer.gather_cache import GatherCache
 from rdt_e2e.trainer.packing import Source
 from rdt_e2e.trainer.progress import SyncProgress
@@ -50,7 +52,7 @@ class ProducerMixin:
     """Serves a sharded checkpoint; mixed into the trainer's Ray actor.
 
     The actor calls `start_producer` once. Per sync the driver calls `begin_sync` on every rank, then
-    `run_gathers` on every rank at the same time; consumers call the other three.
+    `run_gathers` on every rank at the same time; consumers call the others.
     """
 
     producer_rank: int
@@ -84,6 +86,9 @@ class ProducerMixin:
         self._counters = ServeCounters()
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
         self._plans: dict[tuple[int, int], ServePlan] = {}
+        self._direct = DirectServer(
+            device, self.producer_rank, self._serve, self._cache.check, sync.stall_timeout_s
+        )
         self._lock = threading.Lock()
         self._gathering = threading.Lock()
         self._gathering_since = 0.0
@@ -184,15 +189,15 @@ class ProducerMixin:
             )
         return tensors
 
+    def sum_pulls(self, on: bool) -> None:
+        """Take checksums of pulls from the next sync on, or leave them out."""
+        self._sums_pulls = on
+
     def pull_sums(self) -> list[tuple[int, int, int]]:
         """Checksum of each blob served in this sync, as (consumer id, seq, checksum)."""
         return [(consumer, seq, int(one)) for (consumer, seq), one in self._pull_sums.items()]
 
     @ray.method(tensor_transport="nixl")
-    def sum_pulls(self, on: bool) -> None:
-        """Take checksums of pulls from the next sync on, or leave them out."""
-        self._sums_pulls = on
-
     def rdt_produce_weights_batched(
         self, keys: list[FetchKey], *, consumer_id: int, seq: int
     ) -> list[torch.Tensor]:
@@ -211,6 +216,48 @@ class ProducerMixin:
 
         Source: callers in `sharded_rdt_common.py` and `sharded_rdt_engine.py` (vLLM 0.32.0).
         """
+        return [self._serve(keys, consumer_id, seq)]
+
+    def open_stream(
+        self, consumer_id: int, pulls: list[list[FetchKey]], metadata: bytes
+    ) -> RemoteSlots:
+        """Take what a consumer will pull in every sync, for `sync.transport: nixl`.
+
+        Args:
+            consumer_id: The consumer; its serve ring is reserved.
+            pulls: Keys of each of its pulls from this producer, in order.
+            metadata: Description of its NIXL agent.
+
+        Returns:
+            Where its serve ring is.
+
+        Raises:
+            SyncError: It has no ring, or a key is refused.
+            BackendUnavailableError: Its agent cannot be reached from here.
+        """
+        slots = self._rings.slots(consumer_id)
+        if not isinstance(pulls, list) or not isinstance(metadata, bytes):
+            raise SyncError(
+                f"consumer {consumer_id}: a stream is a list of pulls and an agent's metadata, not "
+                f"{type(pulls).__name__} and {type(metadata).__name__}"
+            )
+        for seq, keys in enumerate(pulls):
+            self._plan(keys, consumer_id, seq)
+        return self._direct.open(consumer_id, pulls, metadata, slots)
+
+    def serve_stream(self, consumer_id: int, sync: int) -> int:
+        """Serve all of a consumer's pulls once; returns their number when the last one is ready.
+
+        Args:
+            consumer_id: The consumer, with an open stream.
+            sync: A number that it has not used before.
+
+        Raises:
+            SyncError: A pull was refused, or the sync ended or stalled here.
+        """
+        return self._direct.serve(consumer_id, sync, self._rings.depth)
+
+    def _serve(self, keys: Sequence[FetchKey], consumer_id: int, seq: int) -> torch.Tensor:
         started = time.perf_counter()
         slot_bytes = self._rings.check(consumer_id, seq)
         plan = self._plan(keys, consumer_id, seq)
@@ -229,7 +276,7 @@ class ProducerMixin:
             self._counters.num_bytes += num_bytes
             self._counters.wait_s += ready - started
             self._counters.pack_s += time.perf_counter() - ready
-        return [slot]
+        return slot
 
     def _plan(self, keys: Sequence[FetchKey], consumer_id: int, seq: int) -> ServePlan:
         """The plan of a pull: the one of the last sync, if the same is asked for again."""

@@ -75,7 +75,7 @@ class ServeRings:
         max_chunk_bytes: int,
         presize_bytes: int = 0,
     ) -> None:
-        self._depth = depth
+        self.depth = depth
         self._device = device
         self._register = register
         self._num_consumers = num_consumers
@@ -128,11 +128,20 @@ class ServeRings:
                     )
                 return
             slots = []
-            for _ in range(self._depth):
+            for _ in range(self.depth):
                 slot = torch.empty(wanted, dtype=torch.uint8, device=self._device)
                 self._register(slot)
                 slots.append(slot)
             self._rings[consumer_id] = _Ring(slots)
+
+    def slots(self, consumer_id: int) -> list[torch.Tensor]:
+        """The slots of a consumer's ring, 1-D uint8 and of one size.
+
+        Raises:
+            SyncError: No ring was reserved.
+        """
+        with self._lock:
+            return self._ring(consumer_id).slots
 
     def check(self, consumer_id: int, seq: int) -> int:
         """Check that a pull may be served next, without claiming its slot.
@@ -172,20 +181,24 @@ class ServeRings:
                     f"{ring.slot_bytes}; the consumer's plan and its reservation differ"
                 )
             ring.claim(seq)
-        return ring.slots[seq % self._depth][:num_bytes]
+        return ring.slots[seq % self.depth][:num_bytes]
 
-    def _expect(self, consumer_id: int, seq: int) -> _Ring:
+    def _ring(self, consumer_id: int) -> _Ring:
         ring = self._rings.get(consumer_id) if _is_below(consumer_id, self._num_consumers) else None
         if ring is None:
             raise SyncError(
                 f"consumer {shown(consumer_id)} pulls without a reserved serve ring; known are "
                 f"{sorted(self._rings)}. Initialise the engine's weight transfer first"
             )
-        last = ring.first_unserved + self._depth - 1
+        return ring
+
+    def _expect(self, consumer_id: int, seq: int) -> _Ring:
+        ring = self._ring(consumer_id)
+        last = ring.first_unserved + self.depth - 1
         if not _is_below(seq, last + 1):
             raise SyncError(
                 f"consumer {consumer_id}: pull {shown(seq)} before pull {ring.first_unserved} was served; "
-                f"at most {self._depth} may be under way"
+                f"at most {self.depth} may be under way"
             )
         if ring.is_served(seq):
             raise SyncError(

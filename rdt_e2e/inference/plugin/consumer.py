@@ -22,6 +22,7 @@ from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.fabric.transport_memo import remember_transports
 from rdt_e2e.fabric.words import as_bytes
 from rdt_e2e.inference.plugin.chunk_split import split_scatters
+from rdt_e2e.inference.plugin.direct_reads import DirectReads
 from rdt_e2e.inference.plugin.heartbeat import Heartbeat
 from rdt_e2e.inference.plugin.internals import (
     LAYERWISE_INFO,
@@ -47,12 +48,14 @@ class ConsumerInitInfo(ShardedRDTWeightTransferInitInfo):
         wait_timeout_s: Longest wait for a pull, a reservation or a free signal, in seconds.
         pull_checksums: Whether to sum every blob that lands.
         slice_checksums: Whether to sum every slice in it as well.
+        transport: ``ray`` or ``nixl``; see `SyncConfig`.
     """
 
     max_chunk_bytes: int | None = None
     wait_timeout_s: float = 600.0
     pull_checksums: bool = True
     slice_checksums: bool = False
+    transport: str = "ray"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
     init_info_cls = ConsumerInitInfo
     _heartbeat: Heartbeat | None = None
     _readers: futures.ThreadPoolExecutor
+    _direct: DirectReads | None = None
 
     def init_transfer_engine(self, init_info: ConsumerInitInfo) -> None:
         """Bake, plan and register as vLLM does; then freeze the object graph, static from here on."""
@@ -89,6 +93,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._stop_threads()
         super().init_transfer_engine(init_info)
         remember_transports()
+        self._direct = self._open_streams() if init_info.transport == "nixl" else None
         self._readers = futures.ThreadPoolExecutor(
             self._ring_depth, "rdt-read", initializer=self._enter_reader
         )
@@ -128,15 +133,15 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._stop_threads()
         super().shutdown()
 
+    def sum_pulls(self, on: bool) -> None:
+        """Take checksums of pulls from the next sync on, or leave them out."""
+        self._settings.pull_checksums = on
+
     def check_pulls(self, served: Sequence[Sequence[tuple[int, int, int]]]) -> int:
         """Compare the checksums of this sync's pulls with those of the producers.
 
         Args:
             served: For each producer, what it sent as (consumer id, seq, checksum).
-    def sum_pulls(self, on: bool) -> None:
-        """Take checksums of pulls from the next sync on, or leave them out."""
-        self._settings.pull_checksums = on
-
 
         Returns:
             Number of pulls compared.
@@ -218,6 +223,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
         the slot whose scatter had a whole pull's time to end. Nothing is registered during a sync,
         so that the first one needs no care.
         """
+        if self._direct is not None:
+            self._direct.begin()
         for group in plan.pre_free:
             self._signal_group_done(group)
         most = self._ring_depth - 1 if self._ring_depth > 2 else self._ring_depth
@@ -227,6 +234,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
             self._issue_pull(chunk, number % self._ring_depth)
         while self._in_flight:
             self._land_one()
+        if self._direct is not None:
+            self._direct.end()
 
     def _land_one(self) -> None:
         """Wait for the oldest pull, hand it on, and signal the groups that end with it."""
@@ -237,7 +246,15 @@ class Consumer(ShardedRDTWeightTransferEngine):
             self._signal_group_done(group)
 
     def _issue_pull(self, chunk: Chunk, slot: int) -> PendingPull:
-        pending = super()._issue_pull(chunk, slot)
+        """Ask for a pull; without Ray the producer knows already, and only the slot is waited for."""
+        if self._direct is None:
+            pending: PendingPull = super()._issue_pull(chunk, slot)
+        else:
+            self._await_slot(slot)
+            buffer = self._dest_buffers[slot][torch.uint8]
+            targets = self._pull_targets(chunk, slot, buffer)
+            blob = buffer[: chunk.pack_bytes]
+            pending = PendingPull(ref=None, keys=chunk.keys, targets=targets, blob=blob, slot=slot)
         landed = self._readers.submit(self._read_pull, pending, chunk)
         self._in_flight.append(Flight(pending, chunk, landed))
         return pending
@@ -246,7 +263,11 @@ class Consumer(ShardedRDTWeightTransferEngine):
         """Read one pull into its slot, with a limit; runs on a thread of its own."""
         names = summarize(sorted({name for name, _ in chunk.keys}))
         what = f"pull {chunk.seq} from producer {chunk.owner} ({names})"
-        self._wait([pending.ref], what, what)
+        if self._direct is None:
+            self._wait([pending.ref], what, what)
+        else:
+            what = f"consumer {self._router.consumer_id}: {what}"
+            self._direct.read(chunk, pending.blob, chunk.seq % self._ring_depth, what)
 
     def _complete_pull(self, pending: PendingPull) -> dict[Any, torch.Tensor]:
         """Wait until a blob has landed in its slot; the thread that reads it has the limit."""
@@ -254,6 +275,35 @@ class Consumer(ShardedRDTWeightTransferEngine):
         flight.landed.result()
         self._in_flight = [one for one in self._in_flight if one is not flight]
         return dict(zip(pending.keys, pending.targets, strict=True))
+
+    def _open_streams(self) -> DirectReads:
+        router = self._router
+        return DirectReads(
+            router.consumer_id,
+            torch.device(self.device),
+            router._actors,
+            self._cached_plan.chunks,
+            self._settings.wait_timeout_s,
+            self._wait,
+        )
+
+    def _await_slot(self, slot: int) -> None:
+        """Wait until what landed in a slot before has been read out of it, on the device too.
+
+        An event that has not been recorded yet counts as passed, so the count comes first.
+        """
+        if not self._slot_read_done:
+            return
+        limit_s = self._settings.wait_timeout_s
+        with self._slot_cv:
+            if not self._slot_cv.wait_for(
+                lambda: self._slot_done[slot] >= self._slot_queued[slot], limit_s
+            ):
+                raise PullTimeoutError(
+                    f"consumer {self._router.consumer_id} waited {limit_s:g} s for receive slot {slot} to "
+                    "be loaded from; the engine's own processing is stuck"
+                )
+        self._slot_read_done[slot].synchronize()
 
     def _enter_reader(self) -> None:
         """What a reading thread does first."""
@@ -309,11 +359,11 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._in_flight = []
         self._pending_frees.clear()
 
-    def _wait(self, refs: Sequence[Any], what: str, waited_for: str) -> None:
+    def _wait(self, refs: Sequence[Any], what: str, waited_for: str) -> list[Any]:
         limit_s = self._settings.wait_timeout_s
         me = self._router.consumer_id
         try:
-            ray.get(list(refs), timeout=limit_s)
+            return list(ray.get(list(refs), timeout=limit_s))
         except GetTimeoutError:
             raise PullTimeoutError(
                 f"consumer {me} waited {limit_s:g} s for {waited_for}; see what the producers say, "
