@@ -14,6 +14,21 @@ INTERRUPT_WAIT_S = 60.0
 """How long a task that ran out of time may take to stop what it started."""
 
 
+def start_logged(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process whose output goes to a file; Ctrl-C is for us, who then end it in order."""
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 @contextlib.contextmanager
 def task_process(
     command: Sequence[str], environment: Mapping[str, str], log: Path
@@ -25,15 +40,7 @@ def task_process(
         environment: Its environment; XDG_STATE_HOME has to be its own.
         log: Where its output goes.
     """
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us, who then end it in order.
-        )
+    process = start_logged(command, environment, log)
     try:
         yield process
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rdt_e2e.bench.link import ADDRESSES, Link
+from rdt_e2e.bench.process import start_logged
 from rdt_e2e.cluster.local import OBJECT_STORE_BYTES
 from rdt_e2e.config import Config
 from rdt_e2e.environment import ray_environment
@@ -66,15 +67,7 @@ def wire_nodes(link: Link, config: Config, folder: Path) -> Iterator[Mapping[str
 def _node(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = start_logged(command, environment, log)
     try:
         yield process
     finally:
