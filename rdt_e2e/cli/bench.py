@@ -111,6 +111,53 @@ def wire(
 
 
 @bench_app.command()
+def scale(
+    config: ConfigOption = "local",
+    shapes: Annotated[
+        str,
+        typer.Option(
+            "--shapes", metavar="MtoN,...", help="Trainer and inference ranks of each row."
+        ),
+    ] = "1to1,2to2",
+    gather: Annotated[
+        str, typer.Option("--gather", metavar="MODE,...", help="Gather modes, one after another.")
+    ] = "owner,full",
+    layers: Annotated[
+        int, typer.Option("--layers", metavar="N", help="Decoder layers of the slice.")
+    ] = 4,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="R", help="Warm syncs of each row.")
+    ] = 5,
+    row_timeout: Annotated[
+        float, typer.Option("--row-timeout", metavar="S", help="Longest time of one row.")
+    ] = 600,
+    report: ReportOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show how a sync grows with the fleets, at equal bytes for each inference rank.
+
+    Each row is a run of the main job on a slice of Kimi K2 with 48 experts per inference rank (8 tiny ones with device cpu); every tensor of every rank is checked after every sync. Exit status 3 if one was wrong.
+
+    \b
+    Examples:
+      rdt-e2e bench scale
+      rdt-e2e bench scale --config h200x2 --shapes 1to1,2to2,4to4,2to4,4to2 --layers 12 --json scale.json
+    """
+    from rdt_e2e.bench.scale import ScaleOptions, read_shapes, run_scale
+
+    options = ScaleOptions(
+        config,
+        read_overrides(settings),
+        read_shapes(shapes),
+        tuple(mode.strip() for mode in gather.split(",")),
+        layers,
+        repeats,
+        row_timeout,
+    )
+    raise typer.Exit(run_scale(options, Console(), report))
+
+
+@bench_app.command()
 def bake(
     layers: Annotated[
         str, typer.Option("--layers", metavar="N,...", help="Numbers of decoder layers; 61 is K2.")
