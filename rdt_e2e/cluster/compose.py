@@ -1,5 +1,6 @@
 """The deployment as containers of this machine, through docker compose or podman-compose."""
 
+import json
 import os
 import secrets
 import shutil
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rdt_e2e.cluster.kubectl import unpack
 from rdt_e2e.console import Console
@@ -20,6 +22,9 @@ JOB_NODE = "inference"
 TOKEN = Path(".secrets/ray-token")
 RUNS_FOLDER = "/runs"
 START_TIMEOUT_S = 300.0
+MAX_STARTS = 3
+"""How often a node's container may be started: Ray gives up after a fixed 30 s, which a busy machine may need."""
+LOG_LINES = 20
 POLL_S = 1.0
 HEALTH = ("/opt/rdt-e2e/containers/node.sh", "health")
 
@@ -58,16 +63,20 @@ class ComposeTarget:
         """Build the image, start the three nodes and wait until Ray knows them.
 
         Raises:
-            EnvironmentCheckError: The engine failed, or a node is not healthy in time.
+            EnvironmentCheckError: The engine failed, a node ended each time it was started, or is not
+                healthy in time.
         """
         make_token(self.root / TOKEN)
         if build:
             self._call(["build", "head"])
         self._call(["up", "-d", *NODES])
         deadline = self.clock() + START_TIMEOUT_S
+        num_starts = dict.fromkeys(NODES, 1)
         for node in NODES:
             # Not every engine runs health checks by itself.
             while self._run(["exec", "-T", node, *HEALTH], capture=True).returncode != 0:
+                for ended, status in self._ended().items():
+                    self._start_again(ended, status, num_starts)
                 if self.clock() > deadline:
                     raise EnvironmentCheckError(
                         f"container {node} is not healthy after {START_TIMEOUT_S:g} s; see its log: "
@@ -125,6 +134,32 @@ class ComposeTarget:
         self._call(["down", *(["--volumes"] if volumes else [])])
         (self.root / TOKEN).unlink()
 
+    def _ended(self) -> dict[str, int]:
+        """Exit statuses of the nodes whose containers do not run any more."""
+        # Without it docker lists the running ones alone; podman-compose lists all, and does not know it.
+        everything = ["--all"] if self.command[-1] == "compose" else []
+        listed = self._run(["ps", *everything, "--format", "json"], capture=True).stdout.decode()
+        return {
+            _service(one): int(one["ExitCode"])
+            for one in _containers(listed)
+            if one["State"] in ("exited", "stopped", "dead") and _service(one) in NODES
+        }
+
+    def _start_again(self, node: str, status: int, num_starts: dict[str, int]) -> None:
+        if num_starts[node] >= MAX_STARTS:
+            tail = ["--no-color", "--no-log-prefix", "--tail", str(LOG_LINES)]
+            done = self._run(["logs", *tail, node], capture=True)
+            lines = (done.stdout + done.stderr).decode(errors="replace").strip()
+            raise EnvironmentCheckError(
+                f"container {node} ended with status {status} each of the {MAX_STARTS} times it was "
+                f"started. Its last lines:\n{lines or 'it wrote no log'}"
+            )
+        num_starts[node] += 1
+        self.console.info(
+            f"container {node} ended with status {status}; start {num_starts[node]} of {MAX_STARTS}"
+        )
+        self._call(["up", "-d", node])
+
     def _run_names(self) -> list[str]:
         listed = self._run(["exec", "-T", "head", "ls", "-1", RUNS_FOLDER], capture=True)
         if listed.returncode != 0:
@@ -168,6 +203,19 @@ class ComposeTarget:
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self.environment}
+
+
+def _containers(listed: str) -> list[dict[str, Any]]:
+    """What `ps --format json` printed: podman's list, or docker's line for each container."""
+    if listed.startswith("["):
+        found: list[dict[str, Any]] = json.loads(listed)
+        return found
+    return [json.loads(line) for line in listed.splitlines()]
+
+
+def _service(container: dict[str, Any]) -> str:
+    name: str = container.get("Service") or container["Labels"]["com.docker.compose.service"]
+    return name
 
 
 def find_engine(run: Run = subprocess.run) -> list[str]:

@@ -1,6 +1,8 @@
 """The image, the compose files and their driver: what must agree, and what they do."""
 
+import dataclasses
 import io
+import json
 import os
 import re
 import subprocess
@@ -11,7 +13,14 @@ import pytest
 import yaml
 
 from rdt_e2e import __version__
-from rdt_e2e.cluster.compose import JOB_NODE, NODES, ComposeTarget, find_engine, make_token
+from rdt_e2e.cluster.compose import (
+    JOB_NODE,
+    MAX_STARTS,
+    NODES,
+    ComposeTarget,
+    find_engine,
+    make_token,
+)
 from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
 from rdt_e2e.doctor.registry import THEMES
@@ -209,6 +218,7 @@ class Engine:
         self.calls = []
         self.failures = failures
         self.runs = ["old"]
+        self.containers = ""
 
     def __call__(self, command, **_):
         arguments = [str(one) for one in command[1:]]
@@ -216,6 +226,10 @@ class Engine:
         output, status = b"", 0
         if "ls" in arguments:
             output = "\n".join(self.runs).encode()
+        if arguments[0] == "ps":
+            output = self.containers.encode()
+        if arguments[0] == "logs":
+            output = b"Ray did not start\n"
         word = next((one for one in arguments if one in self.failures), None)
         if word is not None:
             status = self.failures[word]
@@ -235,7 +249,8 @@ def test_deploy_builds_starts_and_waits_for_each_node(tmp_path):
     target(tmp_path, engine).deploy()
     assert engine.calls[0] == ["build", "head"]
     assert engine.calls[1] == ["up", "-d", *NODES]
-    assert [call[2] for call in engine.calls[2:]] == ["head"] * 3 + ["trainer", "inference"]
+    checked = [call[2] for call in engine.calls[2:] if call[0] == "exec"]
+    assert checked == ["head"] * 3 + ["trainer", "inference"]
     assert (tmp_path / ".secrets/ray-token").exists()
 
 
@@ -243,6 +258,59 @@ def test_unhealthy_node_is_named(tmp_path):
     times = iter([0.0, 1.0, 1000.0])
     with pytest.raises(EnvironmentCheckError, match=r"container head is not healthy .*logs head"):
         target(tmp_path, Engine(exec=1), lambda: next(times)).deploy()
+
+
+def podman_list(**states):
+    labels = [{"com.docker.compose.service": node} for node in states]
+    return json.dumps(
+        [
+            {"Labels": label, "State": state, "ExitCode": status}
+            for label, (state, status) in zip(labels, states.values(), strict=True)
+        ]
+    )
+
+
+def docker_list(**states):
+    return "\n".join(
+        json.dumps({"Service": node, "Labels": "a=b,c=d", "State": state, "ExitCode": status})
+        for node, (state, status) in states.items()
+    )
+
+
+@pytest.mark.parametrize("listed", [podman_list, docker_list])
+def test_node_that_ends_is_started_again(listed, tmp_path):
+    engine = Engine(exec=[1, 0])
+    engine.containers = listed(head=("running", 0), trainer=("exited", 1))
+    target(tmp_path, engine).deploy(build=False)
+    # Noticed while the head was waited for.
+    assert [call for call in engine.calls if call[0] == "up"] == [
+        ["up", "-d", *NODES],
+        ["up", "-d", "trainer"],
+    ]
+
+
+def test_node_that_keeps_ending_is_named_with_its_last_lines(tmp_path):
+    engine = Engine(exec=1)
+    engine.containers = podman_list(head=("exited", 7))
+    expected = r"container head ended with status 7 .* 3 times .*\nRay did not start$"
+    with pytest.raises(EnvironmentCheckError, match=expected):
+        target(tmp_path, engine).deploy()
+    assert engine.calls.count(["up", "-d", "head"]) == MAX_STARTS - 1
+    assert engine.calls[-1][-1] == "head"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["docker", "compose"], ["compose", "ps", "--all", "--format", "json"]),
+        (["podman-compose"], ["ps", "--format", "json"]),
+    ],
+)
+def test_every_engine_lists_ended_containers(command, expected, tmp_path):
+    engine = Engine(exec=[1, 0])
+    driver = dataclasses.replace(target(tmp_path, engine), command=command)
+    driver.deploy(build=False)
+    assert [call for call in engine.calls if "ps" in call] == [expected]
 
 
 def test_failed_build_is_named(tmp_path):
