@@ -77,13 +77,13 @@ test-stack: setup ## The real-stack tests alone
 	$(BIN)/pytest -m stack $(ARGS)
 
 test-long: setup ## Fleets of other shapes, injected faults, a short soak; writes docs/reliability.md's table
-	$(BIN)/pytest -m "long and not containers" --fault-table docs/reliability.md $(ARGS)
+	$(BIN)/pytest -m "long and not containers" --fault-table=docs/reliability.md $(ARGS)
 
 test-containers: kubectl ## Build the image, sync across its containers, lose each node; the Ansible hosts
 	$(BIN)/pytest -m "containers and not long" $(ARGS)
 
 test-network: setup ## Faults of the network between two containers; writes docs/reliability.md's table
-	$(BIN)/pytest -m "containers and long" --fault-table docs/reliability.md $(ARGS)
+	$(BIN)/pytest -m "containers and long" --fault-table=docs/reliability.md $(ARGS)
 
 fuzz: setup ## 100,000 random calls of the serve surface (ARGS="--cases N --seed S")
 	$(BIN)/python -m tests.fuzz $(ARGS)
