@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayDirectTransportError
 
 from rdt_e2e.checkpoint.naming import split_expert, summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
@@ -371,6 +371,13 @@ class Consumer(ShardedRDTWeightTransferEngine):
             ) from None
         except RayActorError as error:
             raise ProducerLostError(f"consumer {me}: a producer died during {what}") from error
+        except RayDirectTransportError as error:
+            # Its text is a traceback.
+            cause = str(error).strip().splitlines()[-1]
+            raise ProducerLostError(
+                f"consumer {me}: the connection broke during {what}: {cause}. The producer, its node or "
+                "the link to it is gone"
+            ) from error
 
 
 def absent_experts(model: torch.nn.Module) -> frozenset[int]:
