@@ -73,6 +73,11 @@ class Job:
     def _matches(self, pattern: str) -> bool:
         return any(re.search(pattern, line) for line in self.lines)
 
+    def seconds_of(self, step: str) -> float:
+        """How long a step took by the job's own line."""
+        (said,) = re.findall(rf"\] {re.escape(step)}: ([\d.]+) s$", self.output, re.MULTILINE)
+        return float(said)
+
     def end(self, timeout_s: float = COLD_S) -> int:
         """Wait for the end; its exit status."""
         try:
@@ -146,6 +151,11 @@ class Project:
         """Kill a container, all of its processes at once."""
         self.podman("kill", self.container(service))
 
+    def runs_still(self, service: str) -> bool:
+        """Whether a container has not ended."""
+        state = self.podman("inspect", "-f", "{{.State.Running}}", self.container(service))
+        return state.strip() == "true"
+
     def address(self, service: str) -> str:
         """IP address of a container."""
         place = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
@@ -166,8 +176,8 @@ class Project:
 
     @contextlib.contextmanager
     def shaped(self, service: str, *discipline: str) -> Iterator[None]:
-        """Put a queueing discipline on what a container sends."""
-        self.in_network_of(service, "tc", "qdisc", "add", "dev", "eth0", "root", *discipline)
+        """Put a queueing discipline on what a container sends, in place of one that is there."""
+        self.in_network_of(service, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
         try:
             yield
         finally:
@@ -180,12 +190,12 @@ class Project:
         shape = ("rate", rate, "burst", "64kb", "latency", "400ms")
         return self.shaped(service, "tbf", *shape)
 
-    def await_pulls(self, job: Job, num_bytes: int = 2_000_000) -> None:
-        """Wait until a job's second sync is on the wire: the trainer has sent that much since it began.
+    def await_pulls(self, job: Job, sync: int = 2, num_bytes: int = 2_000_000) -> None:
+        """Wait until a job's warm sync is on the wire: the trainer has sent that much since it began.
 
-        Its first has passed then, so the deployment was able to sync.
+        The ones before it have passed then, so the deployment was able to sync.
         """
-        job.await_line(r"\] sync 2 \(warm\) \.\.\.")
+        job.await_line(rf"\] sync {sync} \(warm\) \.\.\.")
         before = self.num_bytes_sent("trainer")
         deadline = time.monotonic() + 120
         while self.num_bytes_sent("trainer") < before + num_bytes:
