@@ -40,6 +40,9 @@ def ray_environment(config: Config) -> dict[str, str]:
         "RAY_rdt_fetch_fail_timeout_milliseconds": str(
             math.ceil(config.sync.rdt_fetch_timeout_s * 1000)
         ),
+        # A node that is told to stop first waits for its leases to end, for Ray Serve's sake: with
+        # trainer ranks that stay, 30 s for nothing, and most engines kill it by then.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # No report to Ray's authors from a run that did not ask for one; without it, a wait too.
         "RAY_USAGE_STATS_ENABLED": "0",
         # NIXL's wheels crash at process exit beside Debian's ibverbs-providers: their EFA module
