@@ -14,7 +14,12 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayDirectTransportError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectFetchTimedOutError,
+    RayActorError,
+    RayDirectTransportError,
+)
 
 from rdt_e2e.checkpoint.naming import split_expert, summarize
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
@@ -364,7 +369,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
         me = self._router.consumer_id
         try:
             return list(ray.get(list(refs), timeout=limit_s))
-        except GetTimeoutError:
+        except (GetTimeoutError, ObjectFetchTimedOutError):
+            # The latter is Ray's own limit on a pull, which is as long.
             raise PullTimeoutError(
                 f"consumer {me} waited {limit_s:g} s for {waited_for}; see what the producers say, "
                 "or raise sync.rdt_fetch_timeout_s"

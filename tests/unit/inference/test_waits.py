@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayDirectTransportError
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectFetchTimedOutError,
+    RayDirectTransportError,
+)
 
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError
 from rdt_e2e.inference.plugin.consumer import Consumer
@@ -21,6 +26,11 @@ nixl_cu12._bindings.nixlRemoteDisconnectError: NIXL_ERR_REMOTE_DISCONNECT
     ("raised", "expected", "message"),
     [
         (GetTimeoutError(), PullTimeoutError, "consumer 1 waited 120 s for pull 3 from producer 0"),
+        (
+            ObjectFetchTimedOutError("65e9", "", ""),
+            PullTimeoutError,
+            "consumer 1 waited 120 s for pull 3 from producer 0",
+        ),
         (ActorDiedError(), ProducerLostError, "consumer 1: a producer died during pull 3"),
         (
             RayDirectTransportError(BROKEN),
