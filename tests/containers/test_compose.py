@@ -16,7 +16,7 @@ from tests.containers.project import output
 # A build from nothing, and three jobs of which each starts vLLM.
 pytestmark = pytest.mark.timeout(3000)
 
-SLOW = "16mbit"
+SLOW = "32mbit"
 """Of the trainer's link: a sync then takes seconds, and can be met in its middle."""
 ENDS_S = 300.0
 """The longest that a job may go on after a node is lost: its own limits, and stopping what is left."""
@@ -68,7 +68,30 @@ def test_nodes_have_one_environment_and_no_token_in_it(project):
         assert token not in project.podman("logs", project.container(node))
 
 
-def test_sync_across_the_containers(project):
+def lose(project, node):
+    """Kill a node in the middle of a job's second sync; the error that the job ends with."""
+    with project.job() as job, project.limited("trainer", SLOW):
+        project.await_pulls(job)
+        project.kill(node)
+        assert job.end(ENDS_S) != 0
+    return job.error
+
+
+def test_trainer_lost_in_the_middle_of_a_sync(project):
+    # Its first sync is that of a fresh deployment, across its containers.
+    said = lose(project, "trainer")
+    assert "trainer" in said
+    project.deploy()
+
+
+def test_inference_node_lost_in_the_middle_of_a_sync(project):
+    # Its first sync is the one after the trainer came back.
+    said = lose(project, "inference")
+    assert "container inference ended" in said
+    project.deploy()
+
+
+def test_sync_across_the_containers_once_both_have_returned(project):
     with project.job() as job:
         assert job.end() == 0, job.output
     assert re.search(r"^verdict +PASS$", job.output, re.MULTILINE), job.output
@@ -91,30 +114,3 @@ def test_sync_across_the_containers(project):
             [],
             ["rdt-e2e-profiles-1000"],
         )
-
-
-def lose(project, node):
-    """Kill a node in the middle of a job's second sync; the error that the job ends with."""
-    with project.job() as job, project.limited("trainer", SLOW):
-        project.await_pulls(job)
-        project.kill(node)
-        assert job.end(ENDS_S) != 0
-    return job.error
-
-
-def test_trainer_lost_in_the_middle_of_a_sync(project):
-    said = lose(project, "trainer")
-    assert "trainer" in said
-    project.deploy()
-
-
-def test_inference_node_lost_in_the_middle_of_a_sync(project):
-    # Its first sync is the one after the trainer came back.
-    said = lose(project, "inference")
-    assert "container inference ended" in said
-    project.deploy()
-
-
-def test_sync_once_both_have_returned(project):
-    with project.job("--iters", "1") as job:
-        assert job.end() == 0, job.output
