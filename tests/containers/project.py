@@ -151,10 +151,9 @@ class Project:
         """Kill a container, all of its processes at once."""
         self.podman("kill", self.container(service))
 
-    def runs_still(self, service: str) -> bool:
-        """Whether a container has not ended."""
-        state = self.podman("inspect", "-f", "{{.State.Running}}", self.container(service))
-        return state.strip() == "true"
+    def started_at(self, service: str) -> str:
+        """When a container was started last."""
+        return self.podman("inspect", "-f", "{{.State.StartedAt}}", self.container(service))
 
     def address(self, service: str) -> str:
         """IP address of a container."""
