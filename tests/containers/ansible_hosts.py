@@ -17,10 +17,11 @@ from pathlib import Path
 
 import yaml
 
+from tests.containers.base import podman_environment, restored_network
+
 IMAGE = "localhost/rdt-e2e-ansible-host:bookworm"
 PACKAGES = "python3,systemd,systemd-sysv,dbus,iproute2,udev,kmod,procps,openssh-server,sudo"
 PROGRAMS = ("podman", "debootstrap", "iptables", "ssh", "ssh-keygen")
-FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 ANSIBLE = Path(__file__).parents[2] / "ansible"
 
 DCB = """#!/bin/sh
@@ -178,8 +179,7 @@ def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
         folder: For the key, the inventory and podman's settings.
         options: Further options of `podman run`.
     """
-    _write_podman_settings(folder / "containers.conf")
-    environment = os.environ | {"CONTAINERS_CONF": str(folder / "containers.conf")}
+    environment = podman_environment(folder)
 
     def podman(*arguments: str) -> str:
         done = subprocess.run(
@@ -194,36 +194,23 @@ def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
         _build_image(environment)
     mark = f"rdt-e2e-ansible-{os.getpid()}"
     containers = {"trainer-0": f"{mark}-trainer", "inference-0": f"{mark}-inference"}
-    # podman's network turns forwarding on and leaves it on.
-    forwarding = FORWARDING.read_text()
     with contextlib.ExitStack() as stack:
-        stack.callback(FORWARDING.write_text, forwarding)
+        stack.enter_context(restored_network(environment))
         podman("network", "create", mark)
         stack.callback(podman, "network", "rm", "-f", mark)
         for host, name in containers.items():
+            # One that was made and does not start is there all the same.
+            stack.callback(podman, "rm", "-f", "--ignore", "-t", "1", name)
             podman(
                 *("run", "-d", "--name", name, "--hostname", host, "--network", mark),
                 *("--systemd=always", *options, IMAGE, "/sbin/init"),
             )
-            stack.callback(podman, "rm", "-f", "-t", "1", name)
         address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         found = {host: podman("inspect", "-f", address, name) for host, name in containers.items()}
         hosts = Hosts(folder, found, containers)
         for host in containers:
             _admit(hosts, host)
         yield hosts
-
-
-def _write_podman_settings(path: Path) -> None:
-    lines = ["[engine]", 'events_logger = "file"', 'cgroup_manager = "cgroupfs"']
-    if not Path("/sys/fs/cgroup/cgroup.controllers").exists() and shutil.which("runc"):
-        # crun fails on hosts that have both cgroup versions.
-        lines.append('runtime = "runc"')
-    # podman's own limits fail where the capability to raise them is missing.
-    lines += ["[containers]", 'default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]']
-    # The older backend needs plug-ins that Debian packs apart from podman.
-    lines += ["[network]", 'network_backend = "netavark"']
-    path.write_text("\n".join(lines) + "\n")
 
 
 def _build_image(environment: Mapping[str, str]) -> None:
