@@ -26,8 +26,12 @@ UNIT = "rdt-e2e-ray.service"
 SEED = """
 mkdir /var/tmp/uv
 for part in /mnt/uv/*; do
-  # The packages themselves are only read; what is beside them holds locks, and is small.
-  case $part in */archive-v*) ln -s "$part" /var/tmp/uv/ ;; *) cp -r "$part" /var/tmp/uv/ ;; esac
+  case $part in
+    # The packages themselves are only read, each a folder; this project's own is built beside them.
+    */archive-v*) mkdir /var/tmp/uv/${part##*/}; ln -s "$part"/* /var/tmp/uv/${part##*/} ;;
+    # What is beside them holds locks, and is small.
+    *) cp -r "$part" /var/tmp/uv/ ;;
+  esac
 done
 chmod -R a+rwX /var/tmp/uv
 """
