@@ -149,7 +149,7 @@ def test_preview_touches_nothing(site):
 
 def test_second_deploy_changes_nothing(deployed):
     output = make(deployed, "deploy", f"-e @{deployed.folder}/site.json")
-    assert ansible_hosts.changed_tasks(output) == {"trainer-0": 0, "inference-0": 0}
+    assert ansible_hosts.changed_tasks(output) == {"trainer-0": 0, "inference-0": 0}, output
     settings = {deployed.run(host, "cat /etc/rdt-e2e/ray.env") for host in deployed.containers}
     assert len(settings) == 1
 
@@ -198,6 +198,7 @@ def test_down_leaves_no_process_and_no_secret(deployed):
     make(deployed, "down", f"-e @{deployed.folder}/site.json")
     for host in deployed.containers:
         assert deployed.run(host, "ps -u rdt-e2e -o pid= || true") == ""
+        assert deployed.run(host, "systemctl list-units --failed --no-legend 'rdt-e2e-*'") == ""
         left = f"/etc/rdt-e2e/ray-token /etc/rdt-e2e/ray.env /etc/systemd/system/{UNIT}"
         deployed.run(host, f"for one in {left}; do test ! -e $one; done")
     assert not (ROOT / TOKEN).exists()
