@@ -27,8 +27,8 @@ SEED = """
 mkdir /var/tmp/uv
 for part in /mnt/uv/*; do
   case $part in
-    # The packages themselves are only read, each a folder; this project's own is built beside them.
-    */archive-v*) mkdir /var/tmp/uv/${part##*/}; ln -s "$part"/* /var/tmp/uv/${part##*/} ;;
+    # The packages' files are only read; this project's own package is built beside them.
+    */archive-v*) cp -rs "$part" /var/tmp/uv/ ;;
     # What is beside them holds locks, and is small.
     *) cp -r "$part" /var/tmp/uv/ ;;
   esac
