@@ -1,4 +1,4 @@
-"""Two containers that are hosts to Ansible: Debian with systemd, sshd and sudo, reached over ssh.
+"""Two containers that are hosts to Ansible: systemd, sshd and sudo, reached over ssh.
 
 The base is made with debootstrap, so that no image registry is needed. Every name starts with
 ``rdt-e2e-ansible-``; what was started is removed by name.
@@ -19,7 +19,11 @@ import yaml
 
 from tests.containers.base import podman_environment, restored_network
 
-IMAGE = "localhost/rdt-e2e-ansible-host:bookworm"
+IMAGE = "localhost/rdt-e2e-ansible-host"
+UBUNTU_KEYRING = Path(
+    os.environ.get("UBUNTU_KEYRING", "/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+)
+"""Keys of Ubuntu's archive; without them nothing of it is taken."""
 PACKAGES = "python3,systemd,systemd-sysv,dbus,iproute2,udev,kmod,procps,openssh-server,sudo"
 PROGRAMS = ("podman", "debootstrap", "iptables", "ssh", "ssh-keygen")
 ANSIBLE = Path(__file__).parents[2] / "ansible"
@@ -50,6 +54,36 @@ esac
 """
 
 
+@dataclass(frozen=True)
+class System:
+    """A distribution's release, as debootstrap makes it.
+
+    Attributes:
+        release: Its code name.
+        options: Of debootstrap.
+        source: What debootstrap is given after the folder: mirror and script, where its own do not do.
+    """
+
+    release: str
+    options: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+
+    @property
+    def image(self) -> str:
+        """Name of the image that is kept."""
+        return f"{IMAGE}:{self.release}"
+
+
+DEBIAN = System("bookworm")
+UBUNTU = System(
+    "noble",
+    ("--components=main,universe", f"--keyring={UBUNTU_KEYRING}"),
+    # All of Ubuntu's releases share a script, and the mirror is the one that it names; an older
+    # debootstrap does not know this release's name.
+    ("", "gutsy"),
+)
+
+
 def missing() -> str:
     """What this machine lacks for these tests, in words; empty when nothing is missing."""
     if os.geteuid() != 0:
@@ -58,6 +92,17 @@ def missing() -> str:
     if playbook_program() is None:
         lacking.append("ansible-playbook (make setup-ansible)")
     return f"needs {', '.join(lacking)}" if lacking else ""
+
+
+def second_system(folder: Path) -> System:
+    """What the second host runs: Ubuntu where its image is kept or can be made, else Debian as well.
+
+    Args:
+        folder: For podman's settings.
+    """
+    if UBUNTU_KEYRING.exists() or _has_image(UBUNTU, podman_environment(folder)):
+        return UBUNTU
+    return DEBIAN
 
 
 def playbook_program() -> str | None:
@@ -172,12 +217,13 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
+def running_hosts(folder: Path, *options: str, inference: System = DEBIAN) -> Iterator[Hosts]:
     """Start two containers on a network of their own; remove both and the network afterwards.
 
     Args:
         folder: For the key, the inventory and podman's settings.
         options: Further options of `podman run`.
+        inference: What the inference host runs; the trainer's runs Debian.
     """
     environment = podman_environment(folder)
 
@@ -190,8 +236,10 @@ def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
 
     key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")]
     subprocess.run(key, check=True)
-    if IMAGE not in podman("images", "--format", "{{.Repository}}:{{.Tag}}").split():
-        _build_image(environment)
+    systems = {"trainer-0": DEBIAN, "inference-0": inference}
+    for system in systems.values():
+        if not _has_image(system, environment):
+            _build_image(system, environment)
     mark = f"rdt-e2e-ansible-{os.getpid()}"
     containers = {"trainer-0": f"{mark}-trainer", "inference-0": f"{mark}-inference"}
     with contextlib.ExitStack() as stack:
@@ -203,7 +251,7 @@ def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
             stack.callback(podman, "rm", "-f", "--ignore", "-t", "1", name)
             podman(
                 *("run", "-d", "--name", name, "--hostname", host, "--network", mark),
-                *("--systemd=always", *options, IMAGE, "/sbin/init"),
+                *("--systemd=always", *options, systems[host].image, "/sbin/init"),
             )
         address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         found = {host: podman("inspect", "-f", address, name) for host, name in containers.items()}
@@ -213,21 +261,21 @@ def running_hosts(folder: Path, *options: str) -> Iterator[Hosts]:
         yield hosts
 
 
-def _build_image(environment: Mapping[str, str]) -> None:
+def _has_image(system: System, environment: Mapping[str, str]) -> bool:
+    asked = subprocess.run(["podman", "image", "exists", system.image], env=environment)
+    return asked.returncode == 0
+
+
+def _build_image(system: System, environment: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="rdt-e2e-ansible-") as folder:
         root = Path(folder, "root")
-        command = [
-            "debootstrap",
-            "--variant=minbase",
-            f"--include={PACKAGES}",
-            "bookworm",
-            str(root),
-        ]
+        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", *system.options]
+        command += [system.release, str(root), *system.source]
         subprocess.run(command, check=True, capture_output=True, timeout=900)
         with subprocess.Popen(
             ["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE
         ) as packed:
-            imported = ["podman", "import", "-", IMAGE]
+            imported = ["podman", "import", "-", system.image]
             subprocess.run(
                 imported, stdin=packed.stdout, check=True, capture_output=True, env=environment
             )

@@ -50,7 +50,8 @@ def hosts(tmp_path_factory):
     if reason:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("hosts")
-    with ansible_hosts.running_hosts(folder) as running:
+    other = ansible_hosts.second_system(folder)
+    with ansible_hosts.running_hosts(folder, inference=other) as running:
         yield running
 
 
