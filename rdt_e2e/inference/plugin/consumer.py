@@ -14,15 +14,9 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import (
-    GetTimeoutError,
-    ObjectFetchTimedOutError,
-    RayActorError,
-    RayDirectTransportError,
-)
 
 from rdt_e2e.checkpoint.naming import split_expert, summarize
-from rdt_e2e.errors import ProducerLostError, PullTimeoutError, SyncError, WeightMismatchError
+from rdt_e2e.errors import PullTimeoutError, SyncError, WeightMismatchError
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.fabric.transport_memo import remember_transports
 from rdt_e2e.fabric.words import as_bytes
@@ -41,6 +35,7 @@ from rdt_e2e.inference.plugin.internals import (
     materialize_layer,
 )
 from rdt_e2e.inference.plugin.scatter import ScatterList
+from rdt_e2e.inference.plugin.waits import wait_for_producers
 from rdt_e2e.verify.weights import MISMATCH_MARK
 
 
@@ -289,7 +284,6 @@ class Consumer(ShardedRDTWeightTransferEngine):
             router._actors,
             self._cached_plan.chunks,
             self._settings.wait_timeout_s,
-            self._wait,
         )
 
     def _await_slot(self, slot: int) -> None:
@@ -366,24 +360,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     def _wait(self, refs: Sequence[Any], what: str, waited_for: str) -> list[Any]:
         limit_s = self._settings.wait_timeout_s
-        me = self._router.consumer_id
-        try:
-            return list(ray.get(list(refs), timeout=limit_s))
-        except (GetTimeoutError, ObjectFetchTimedOutError):
-            # The latter is Ray's own limit on a pull, which is as long.
-            raise PullTimeoutError(
-                f"consumer {me} waited {limit_s:g} s for {waited_for}; see what the producers say, "
-                "or raise sync.rdt_fetch_timeout_s"
-            ) from None
-        except RayActorError as error:
-            raise ProducerLostError(f"consumer {me}: a producer died during {what}") from error
-        except RayDirectTransportError as error:
-            # Its text is a traceback.
-            cause = str(error).strip().splitlines()[-1]
-            raise ProducerLostError(
-                f"consumer {me}: the connection broke during {what}: {cause}. The producer, its node or "
-                "the link to it is gone"
-            ) from error
+        return wait_for_producers(refs, self._router.consumer_id, limit_s, what, waited_for)
 
 
 def absent_experts(model: torch.nn.Module) -> frozenset[int]:

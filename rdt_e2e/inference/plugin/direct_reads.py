@@ -6,20 +6,17 @@ In a sync one call per producer starts its stream; `ready` messages and reads do
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError
 
-from rdt_e2e.errors import ProducerLostError, SyncError
+from rdt_e2e.errors import SyncError
 from rdt_e2e.fabric.direct import DirectAgent, RemoteSlots
 from rdt_e2e.inference.plugin.internals import Chunk
+from rdt_e2e.inference.plugin.waits import wait_for_producers
 from rdt_e2e.trainer.direct_serve import done, ready
-
-Wait = Callable[[Sequence[Any], str, str], list[Any]]
-"""Waits for references, with a limit and an error that says (doing what, waiting for what)."""
 
 
 class DirectReads:
@@ -33,8 +30,7 @@ class DirectReads:
         device: Where its receive slots are.
         actors: The producers.
         chunks: Its pulls in the order of the plan.
-        limit_s: Longest wait for one pull, in seconds.
-        wait: How references are waited for.
+        limit_s: Longest wait for one pull or call, in seconds.
         agent: Another agent than this process's, for tests.
 
     Raises:
@@ -49,13 +45,11 @@ class DirectReads:
         actors: Sequence[Any],
         chunks: Sequence[Chunk],
         limit_s: float,
-        wait: Wait,
         agent: DirectAgent | None = None,
     ) -> None:
         self._consumer_id = consumer_id
         self._actors = actors
         self._limit_s = limit_s
-        self._wait = wait
         self.agent = DirectAgent(device) if agent is None else agent
         self._sync = 0
         self._served: dict[int, Any] = {}
@@ -73,7 +67,9 @@ class DirectReads:
             for owner, keys in pulls.items()
         ]
         what = f"{len(refs)} producers to open streams"
-        slots: list[RemoteSlots] = wait(refs, "the opening of streams", what)
+        slots: list[RemoteSlots] = wait_for_producers(
+            refs, consumer_id, limit_s, "the opening of streams", what
+        )
         self._slots = dict(zip(pulls, slots, strict=True))
         self._peers = {owner: self.agent.meet(one.metadata) for owner, one in self._slots.items()}
 
@@ -122,15 +118,11 @@ class DirectReads:
         """Wait until every producer says that its stream has ended well."""
         refs = list(self._served.values())
         self._served = {}
-        self._wait(refs, "the end of streams", f"{len(refs)} streams to end")
+        what = f"{len(refs)} streams to end"
+        wait_for_producers(refs, self._consumer_id, self._limit_s, "the end of streams", what)
 
     def _raise_failed(self, owner: int, what: str) -> None:
         ref = self._served.get(owner)
         if ref is None or not ray.wait([ref], timeout=0)[0]:
             return
-        try:
-            ray.get(ref)
-        except RayActorError as error:
-            raise ProducerLostError(
-                f"consumer {self._consumer_id}: a producer died during {what}"
-            ) from error
+        wait_for_producers([ref], self._consumer_id, self._limit_s, what, what)

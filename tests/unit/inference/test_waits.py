@@ -1,8 +1,5 @@
 """What a consumer says of a wait that ends badly."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import ray
 from ray.exceptions import (
@@ -13,7 +10,7 @@ from ray.exceptions import (
 )
 
 from rdt_e2e.errors import ProducerLostError, PullTimeoutError
-from rdt_e2e.inference.plugin.consumer import Consumer
+from rdt_e2e.inference.plugin.waits import wait_for_producers
 
 BROKEN = """The NIXL transfer failed for object id: 8c2a. The exception thrown from nixl transfer was:
  Traceback (most recent call last):
@@ -45,10 +42,7 @@ def test_wait_that_fails_names_both_ends(raised, expected, message, monkeypatch)
         raise raised
 
     monkeypatch.setattr(ray, "get", fail)
-    consumer: Any = object.__new__(Consumer)
-    consumer._settings = SimpleNamespace(wait_timeout_s=120.0)
-    consumer._router = SimpleNamespace(consumer_id=1)
     what = "pull 3 from producer 0"
     with pytest.raises(expected, match=message) as caught:
-        consumer._wait([], what, what)
+        wait_for_producers([], 1, 120.0, what, what)
     assert "\n" not in str(caught.value)
