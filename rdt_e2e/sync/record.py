@@ -138,9 +138,11 @@ class RunRecord:
         for label, syncs in rows:
             if not syncs:
                 continue
+            # Not every sync has every step: checksums can be switched off in between.
+            names = dict.fromkeys(step for one in syncs for step in one.seconds)
             middle = {
-                step: statistics.median(one.seconds[step] for one in syncs)
-                for step in syncs[0].seconds
+                step: statistics.median(one.seconds[step] for one in syncs if step in one.seconds)
+                for step in names
             }
             steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in middle.items())
             of = f", median of {len(syncs)}" if len(syncs) > 1 else ""

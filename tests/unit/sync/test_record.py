@@ -52,6 +52,13 @@ def test_summary_keeps_cold_and_warm_apart(tmp_path):
     assert lines[-1] == "verdict   PASS"
 
 
+def test_a_step_that_only_some_syncs_have_is_told_of_those(tmp_path):
+    run = filled(tmp_path)
+    run.syncs[2].seconds["check"] = 0.5
+    (warm,) = [line for line in run.summary().splitlines() if line.startswith("warm sync")]
+    assert "check 0.50" in warm
+
+
 def test_a_failed_run_is_written_too(tmp_path):
     run = open_run(config(tmp_path))
     run.error = "no node has 9 GPUs"
