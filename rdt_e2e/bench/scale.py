@@ -178,9 +178,7 @@ def _run_row(
         **options.settings,
     }
     words = [
-        word
-        for key, value in settings.items()
-        for word in ("--set", f"{key}={json.dumps(value, default=str)}")
+        word for key, value in settings.items() for word in ("--set", f"{key}={_as_typed(value)}")
     ]
     command = [sys.executable, "-m", "rdt_e2e.cli", "sync", "--config", options.profile, *words]
     # A cluster of its own: a running deployment is neither used nor stopped.
@@ -198,6 +196,11 @@ def _run_row(
     (run,) = runs.iterdir()
     told, profile = (json.loads((run / one).read_text()) for one in ("run.json", "profile.json"))
     return 0, read_row(shape, gather, told, profile)
+
+
+def _as_typed(value: Any) -> str:
+    """A value as a person would give it to `--set`."""
+    return str(value) if isinstance(value, str | Path) else json.dumps(value)
 
 
 def read_row(

@@ -10,6 +10,8 @@ import pytest
 from rdt_e2e.bench import scale as module
 from rdt_e2e.bench.scale import ScaleOptions, ScaleRow, Shape, read_row, read_shapes, run_scale
 from rdt_e2e.bench.scale_table import format_scale
+from rdt_e2e.cli.program import read_overrides
+from rdt_e2e.config import load_config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import ConfigError
 
@@ -128,3 +130,8 @@ def test_a_run_that_fails_is_a_row_that_says_so(monkeypatch, tmp_path, ended, st
     assert "trainer.num_ranks=1" in first
     assert "trainer.num_ranks=2" in second
     assert place["XDG_STATE_HOME"] != other["XDG_STATE_HOME"]
+    # The program takes them as they are given.
+    given = [word for word in second[second.index("--set") :] if word != "--set"]
+    config = load_config("local", read_overrides(given))
+    assert (config.trainer.num_ranks, config.inference.data_parallel) == (2, 2)
+    assert (config.trainer.gather, config.verify.weights) == ("owner", "disk")
