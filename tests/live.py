@@ -110,6 +110,18 @@ class Stack:
         """Init and bake every engine."""
         self.wait(self.session.bake())
 
+    @contextlib.contextmanager
+    def baked_with(self, config: Config) -> Iterator[None]:
+        """Another configuration for the length of a block, baked at both ends."""
+        before = self.config
+        self.new_session(config)
+        self.bake()
+        try:
+            yield
+        finally:
+            self.new_session(before)
+            self.bake()
+
     def wait(self, job: Awaitable[Result]) -> Result:
         """Run a coroutine on the engines' own loop."""
 

@@ -129,7 +129,8 @@ def run_scale(options: ScaleOptions, console: Console, report: Path | None) -> i
         ConfigError: A setting cannot be used.
         EnvironmentCheckError: The checkpoint or the report cannot be written.
     """
-    widths = WIDTHS["k2" if _config(options).trainer.device == "cuda" else "tiny"]
+    config = load_config(options.profile, options.settings)
+    widths = WIDTHS["k2" if config.trainer.device == "cuda" else "tiny"]
     rows: list[ScaleRow] = []
     status = 0
     with tempfile.TemporaryDirectory(prefix="rdt-e2e-scale-") as scratch:
@@ -148,10 +149,6 @@ def run_scale(options: ScaleOptions, console: Console, report: Path | None) -> i
     for line in format_scale(rows):
         console.info(line)
     return status
-
-
-def _config(options: ScaleOptions, extra: Mapping[str, Any] | None = None) -> Any:
-    return load_config(options.profile, {**options.settings, **(extra or {})})
 
 
 def _run_row(

@@ -7,18 +7,14 @@ import pytest
 from rdt_e2e.config import load_config
 from rdt_e2e.errors import EngineError, RdtE2EError, SyncError, WeightMismatchError
 from tests.live import Stack
-from tests.stack.test_ladder import damage_after_the_sum, stop_damage
+from tests.stack.test_ladder import damage_after_the_sum, serve_the_weights, stop_damage
 
 
 @pytest.fixture
 def direct(stack: Stack) -> Any:
     """The stack over direct reads; baked back afterwards."""
-    before = stack.config
-    stack.new_session(load_config("local", {"sync.transport": "nixl"}))
-    stack.bake()
-    yield stack
-    stack.new_session(before)
-    stack.bake()
+    with stack.baked_with(load_config("local", {"sync.transport": "nixl"})):
+        yield stack
 
 
 def count_messages() -> Any:
@@ -84,19 +80,12 @@ def fail_from_pull(number: int) -> Any:
     return change
 
 
-def serve_again() -> Any:
-    def change(worker: Any) -> None:
-        del worker._replay_all
-
-    return change
-
-
 def test_a_refused_pull_ends_the_sync_by_name_and_the_next_one_passes(direct: Stack) -> None:
     direct.on_trainers(fail_from_pull(3))
     with pytest.raises((SyncError, EngineError), match="injected: this pull is refused"):
         direct.sync()
     assert direct.wait(direct.inference._engine.is_paused()), "no serving on half of the weights"
-    direct.on_trainers(serve_again())
+    direct.on_trainers(serve_the_weights())
     direct.load("v2")
     direct.sync()
     direct.expect("v2")

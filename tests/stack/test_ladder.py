@@ -81,12 +81,8 @@ def test_damage_on_the_wire_is_caught_by_the_pull_checksums(stack: Stack) -> Non
 @pytest.fixture
 def by_names(stack: Stack) -> Any:
     """The stack with `verify.weights: names`; baked back afterwards."""
-    before = stack.config
-    stack.new_session(load_config("local", {"verify.weights": "names"}))
-    stack.bake()
-    yield stack
-    stack.new_session(before)
-    stack.bake()
+    with stack.baked_with(load_config("local", {"verify.weights": "names"})):
+        yield stack
 
 
 def test_a_stale_slot_passes_the_pulls_and_is_caught_by_name(by_names: Stack) -> None:
@@ -126,18 +122,12 @@ def test_a_skipped_name_is_caught_by_name(by_names: Stack) -> None:
 
 @pytest.mark.parametrize("max_chunk_bytes", [100_000, 1_000_000])
 def test_chunks_of_any_size_give_identical_weights(stack: Stack, max_chunk_bytes: int) -> None:
-    before = stack.config
     whole = stack.sync()
-    stack.new_session(load_config("local", {"sync.max_chunk_bytes": max_chunk_bytes}))
-    stack.bake()
-    try:
+    with stack.baked_with(load_config("local", {"sync.max_chunk_bytes": max_chunk_bytes})):
         stack.load("v2")
         split = stack.sync()
         stack.expect("v2")
         stack.check_disk("v2")
-    finally:
-        stack.new_session(before)
-        stack.bake()
     pulls = [sum(rank["num_pulls"] for rank in one.producers) for one in (split, whole)]
     assert pulls[0] > pulls[1]
     assert split.num_bytes == pytest.approx(whole.num_bytes, rel=0.001)

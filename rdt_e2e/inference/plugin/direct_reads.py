@@ -31,7 +31,6 @@ class DirectReads:
         actors: The producers.
         chunks: Its pulls in the order of the plan.
         limit_s: Longest wait for one pull or call, in seconds.
-        agent: Another agent than this process's, for tests.
 
     Raises:
         SyncError: A producer refuses the stream, or is gone.
@@ -45,12 +44,11 @@ class DirectReads:
         actors: Sequence[Any],
         chunks: Sequence[Chunk],
         limit_s: float,
-        agent: DirectAgent | None = None,
     ) -> None:
         self._consumer_id = consumer_id
         self._actors = actors
         self._limit_s = limit_s
-        self.agent = DirectAgent(device) if agent is None else agent
+        self.agent = DirectAgent(device)
         self._sync = 0
         self._served: dict[int, Any] = {}
         pulls: dict[int, list[Any]] = defaultdict(list)
