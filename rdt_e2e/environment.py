@@ -109,6 +109,9 @@ def peer_environment(row: str) -> None:
     Args:
         row: Name of the row.
     """
+    if row == "peer-rdt":
+        # All of it as released: without our plugin, vLLM keeps its own consumer and NIXL's settings.
+        os.environ["VLLM_PLUGINS"] = ""
     if row == "peer-ipc":
         # Its memory handles travel as pickles, which vLLM's workers otherwise refuse.
         os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"

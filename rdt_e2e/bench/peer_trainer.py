@@ -96,7 +96,7 @@ class PeerTrainer:
 
     def _init_info(self, row: str) -> TrainerInitInfo:
         config = self._config
-        if row == "peer-rdt":
+        if row in ("peer-rdt", "peer-rdt-ours"):
             return ShardedRDTTrainerInitInfo(
                 rank=0,
                 num_consumers=config.num_consumers,

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "peer-rdt": "sharded_rdt",
+    "peer-rdt-ours": "sharded_rdt",
     "peer-nccl": "nccl",
     "peer-nccl-1": "nccl",
     "peer-ipc": "ipc",
 }
-"""vLLM's name of each row's backend. `peer-nccl-1` is `peer-nccl` with one packing buffer."""
+"""vLLM's name of each row's backend. `peer-rdt-ours` is vLLM's trainer with our consumer, `peer-nccl-1` is
+`peer-nccl` with one packing buffer."""
 
 
 def measure_peer(task: Task, console: Console) -> RowResult:

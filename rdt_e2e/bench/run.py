@@ -21,7 +21,7 @@ from rdt_e2e.errors import ConfigError
 from rdt_e2e.sync.record import hardware, versions
 
 DEFAULT_ROWS = ("limit", "ours", "peer-rdt", "peer-nccl", "peer-ipc")
-ROWS = (*DEFAULT_ROWS, "peer-nccl-1")
+ROWS = (*DEFAULT_ROWS, "peer-rdt-ours", "peer-nccl-1")
 
 
 @dataclass(frozen=True)

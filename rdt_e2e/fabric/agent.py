@@ -7,7 +7,7 @@ import torch
 from ray.experimental import register_nixl_memory
 
 from rdt_e2e.errors import BackendUnavailableError
-from rdt_e2e.fabric.agent_config import SLEEP_US, configure_agents
+from rdt_e2e.fabric.agent_config import configure_agents
 
 
 def register(tensor: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ def start_agent(device: torch.device) -> torch.Tensor:
     Raises:
         BackendUnavailableError: No agent can be built.
     """
-    configure_agents(SLEEP_US if device.type == "cpu" else 0)
+    configure_agents()
     probe = torch.zeros(4096, dtype=torch.uint8, device=device)
     register(probe)
     return probe

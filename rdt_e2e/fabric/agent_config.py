@@ -3,10 +3,11 @@
 *Locking*: Ray calls an agent from several threads (a producer's pulls, a consumer's reads), and the agent
 NIXL 1.5.1's Python layer builds has no lock of its own.
 
-*Progress*: the same layer fixes the delay of the agent's progress thread at 0, so every agent keeps one
-core busy for ever: two trainer ranks and two workers on two cores then spend most of their time
-spinning. A delay lets the thread wait for UCX's own events: measured here, an idle agent went from 100 % of
-a core to 2 %.
+*Progress*: the same layer fixes the delay of the agent's progress thread at 0, so that it asks UCX for an
+event again and again. Every agent then keeps one core busy for ever, and between GPUs of one host it slows
+the copies: UCX's `cuda_ipc` answers each of those requests with a host callback on the stream of its copies
+(`uct_cuda_base_iface_event_fd_arm`), thousands during one read, which the next read has to wait for. With a
+delay the thread sleeps until UCX has an event. `docs/performance.md` has the figures.
 """
 
 import importlib
@@ -20,18 +21,17 @@ logger = logging.getLogger(__name__)
 TESTED_RELEASE = "1.5."
 VARIANTS = ("nixl_cu12", "nixl_cu13")
 SLEEP_US = 1000
-"""Longest sleep of a progress thread where cores are scarce; an event wakes it."""
+"""Longest sleep of a progress thread, in microseconds; an event wakes it. NIXL rounds up to milliseconds."""
 
 
-def configure_agents(progress_delay_us: int = 0) -> bool:
+def configure_agents(progress_delay_us: int = SLEEP_US) -> bool:
     """Give every NIXL agent built later in this process a lock, and its progress thread a delay.
 
     Needed while `nixl_agent.__init__` in `nixl_cu12/_api.py` sets `syncMode` to none and `pthrDelay`
     to 0.
 
     Args:
-        progress_delay_us: Longest sleep of the progress thread in microseconds. 0 keeps it spinning:
-            on a GPU host that is what keeps a pull's latency low.
+        progress_delay_us: Longest sleep of the progress thread in microseconds; 0 keeps it spinning.
 
     Returns:
         Whether it took effect; an untested release of NIXL is left alone, with one warning.

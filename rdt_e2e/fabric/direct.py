@@ -18,8 +18,12 @@ from rdt_e2e.errors import BackendUnavailableError, PullTimeoutError, SyncError
 from rdt_e2e.fabric.agent import nixl_agent
 
 POLL_S = {"cpu": 0.001, "cuda": 0.00005}
-"""Sleep between two looks at the agent, by device. NIXL has no wait that blocks; on CPU the agent's own
-progress thread sleeps a millisecond, and the cores are scarce."""
+"""Shortest sleep between two looks at the agent, by device. NIXL has no wait that blocks, and on CPU the
+cores are scarce."""
+POLL_SHARE = 0.05
+"""A sleep grows with what has been waited, up to `MAX_POLLS` times the shortest: each look takes the
+interpreter from the threads that load what has landed."""
+MAX_POLLS = 20
 CHECK_S = 0.25
 """Time between two looks at what may have gone wrong while a message or a read is waited for."""
 
@@ -204,7 +208,8 @@ class DirectAgent:
             if now - checked >= CHECK_S:
                 checked = now
                 check()
-            time.sleep(self._poll_s)
+            longest = MAX_POLLS * self._poll_s
+            time.sleep(min(max(self._poll_s, POLL_SHARE * (now - started)), longest))
 
 
 @contextlib.contextmanager

@@ -166,8 +166,16 @@ class InferenceFleet:
         timeout_s = self._config.sync.control_timeout_s
         if await self._bounded(self._engine.is_paused(), "asking for the pause", timeout_s):
             return
-        call = self._engine.pause_generation(mode="abort")
-        await self._bounded(call, "pause", timeout_s)
+        await self._bounded(self._stop_scheduling(), "pause", timeout_s)
+
+    async def _stop_scheduling(self) -> None:
+        """`AsyncLLM.pause_generation(mode="abort")` without its last step, a sleep of 20 ms.
+
+        The sleep lets the outputs of aborted requests arrive before the call returns, "not required for
+        correctness" (vLLM 0.32.0); it would be a tenth of a sync between two GPUs.
+        """
+        await self._engine.renderer.clear_mm_cache_async()
+        await self._engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
 
     async def resume(self) -> None:
         """Generate again."""

@@ -100,9 +100,10 @@ class SyncSession:
             trainers.call("begin_sync", self._live_consumers(), timeout_s=timeout_s)
             # From here on, until the end, the engines hold weights in part.
             self._failed = True
-            await self._on_all(lambda replica: replica.start_sync())
-        with _timed(seconds, "update"):
+            # First, so that what is pulled first is ready when it is asked for.
             gathers = trainers.submit("run_gathers")
+            await self._while_gathering(gathers, lambda replica: replica.start_sync())
+        with _timed(seconds, "update"):
             await self._while_gathering(gathers, lambda replica: replica.update())
         with _timed(seconds, "finish"):
             version = f"sync-{self.num_syncs + 1}"

@@ -91,6 +91,22 @@ def test_a_refused_pull_ends_the_sync_by_name_and_the_next_one_passes(direct: St
     direct.expect("v2")
 
 
+def test_pulls_of_an_update_that_never_came_end_and_count_for_nothing(
+    direct: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(_engine: Any, _info: Any = None) -> None:
+        raise EngineError("injected: the update call never arrived")
+
+    # Its first pulls are issued when the sync starts.
+    with monkeypatch.context() as patch:
+        patch.setattr(type(direct.inference), "update", lost)
+        with pytest.raises(EngineError, match="never arrived"):
+            direct.sync()
+    direct.load("v2")
+    direct.sync()
+    direct.expect("v2")
+
+
 def test_damage_on_the_wire_is_caught(direct: Stack) -> None:
     direct.on_trainers(damage_after_the_sum())
     with pytest.raises(WeightMismatchError, match=r"consumer 1: pull 2 from producer 1 \(model\."):

@@ -107,10 +107,18 @@ class Consumer(ShardedRDTWeightTransferEngine):
         """Bytes of the registered receive slots."""
         return sum(slot.numel() for ring in self._dest_buffers for slot in ring.values())
 
-    def receive_weights(self, update_info: Any) -> None:
-        """Pull the whole plan; after a failure, wait until nothing is in flight any more."""
+    def start_weight_update(self) -> None:
+        """Prepare the parameters; without Ray, the first pulls are on their way meanwhile."""
         self._pull_sums = {}
         self._slice_sums = {}
+        if self._direct is not None:
+            # What an update left that never came, or failed elsewhere.
+            self._settle()
+            self._begin_streams()
+        super().start_weight_update()
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Pull the whole plan; after a failure, wait until nothing is in flight any more."""
         try:
             super().receive_weights(update_info)
         except BaseException:
@@ -223,19 +231,29 @@ class Consumer(ShardedRDTWeightTransferEngine):
         the slot whose scatter had a whole pull's time to end. Nothing is registered during a sync,
         so that the first one needs no care.
         """
-        if self._direct is not None:
-            self._direct.begin()
+        if self._direct is not None and not self._in_flight:
+            self._begin_streams()
         for group in plan.pre_free:
             self._signal_group_done(group)
-        most = self._ring_depth - 1 if self._ring_depth > 2 else self._ring_depth
-        for number, chunk in enumerate(plan.chunks):
-            if len(self._in_flight) >= most:
+        for number in range(len(self._in_flight), len(plan.chunks)):
+            if len(self._in_flight) >= self._most_in_flight:
                 self._land_one()
-            self._issue_pull(chunk, number % self._ring_depth)
+            self._issue_pull(plan.chunks[number], number % self._ring_depth)
         while self._in_flight:
             self._land_one()
         if self._direct is not None:
             self._direct.end()
+
+    @property
+    def _most_in_flight(self) -> int:
+        return self._ring_depth - 1 if self._ring_depth > 2 else self._ring_depth
+
+    def _begin_streams(self) -> None:
+        """Start the producers' streams and issue the first pulls, whose slots nothing reads any more."""
+        assert self._direct is not None
+        self._direct.begin()
+        for number, chunk in enumerate(self._cached_plan.chunks[: self._most_in_flight]):
+            self._issue_pull(chunk, number % self._ring_depth)
 
     def _land_one(self) -> None:
         """Wait for the oldest pull, hand it on, and signal the groups that end with it."""

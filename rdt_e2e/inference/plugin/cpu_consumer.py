@@ -39,12 +39,11 @@ class CpuConsumer(Consumer):
         Raises:
             SyncError: A layer was not prepared by `start_weight_update`.
         """
-        with torch.device(self.device):
-            self._sum_landed(item)
-            self._materialize(item.chunk)
-            self._scatter(item)
-            for layer in item.chunk.quant:
-                self._finish_layer(layer)
+        self._sum_landed(item)
+        self._materialize(item.chunk)
+        self._scatter(item)
+        for layer in item.chunk.quant:
+            self._finish_layer(layer)
 
     def _finish_layer(self, layer: Any) -> None:
         """Run a completed module's post-load step and move the result into its live storage."""

@@ -11,11 +11,11 @@ def register() -> None:
     Raises:
         EnvironmentCheckError: The installed vLLM is not a release the plugin was checked against.
     """
-    from rdt_e2e.fabric.agent_config import SLEEP_US, configure_agents
+    from rdt_e2e.fabric.agent_config import configure_agents
     from rdt_e2e.inference.plugin.internals import check_release, install_engine
 
     check_release()
-    configure_agents(SLEEP_US if current_platform.is_cpu() else 0)
+    configure_agents()
     if not current_platform.is_cpu():
         from rdt_e2e.inference.plugin.cuda_consumer import CudaConsumer
 

@@ -55,6 +55,23 @@ def test_registering_twice_keeps_one_consumer_under_vllms_name():
     assert internals.WeightTransferEngineFactory._registry["sharded_rdt"]() is CpuConsumer
 
 
+def test_vllm_pauses_as_we_do_and_then_sleeps():
+    """When this fails, look at `InferenceFleet._stop_scheduling`: what it leaves out has changed."""
+    import inspect
+
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    source = inspect.getsource(AsyncLLM.pause_generation)
+    body = source[source.index("if clear_cache:") :]
+    statements = [line.strip() for line in body.splitlines() if not line.strip().startswith("#")]
+    assert statements == [
+        "if clear_cache:",
+        "await self.renderer.clear_mm_cache_async()",
+        "await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)",
+        "await asyncio.sleep(0.02)",
+    ]
+
+
 def test_an_untested_release_is_refused(monkeypatch):
     internals.check_release()
     monkeypatch.setattr(internals, "installed_vllm", lambda: "0.34.1")
