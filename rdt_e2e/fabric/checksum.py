@@ -1,5 +1,7 @@
 """The checksum of a run of bytes: what both ends of a pull compare, and what fingerprints rest on."""
 
+import functools
+
 import torch
 
 from rdt_e2e.fabric.words import WORD_BYTES, starts_at_a_word
@@ -40,11 +42,29 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(rows: torch.Tensor, first_row: int) -> torch.Tensor:
-    row_index = torch.arange(first_row + 1, first_row + 1 + rows.shape[0], device=rows.device)
-    word_index = torch.arange(1, 1 + ROW_WORDS, device=rows.device)
-    row_weight = _mix(row_index * ROW_MULTIPLIER) << 1
-    word_weight = _mix(word_index * WORD_MULTIPLIER) | 1
-    return (rows.sum(1) * row_weight).sum() + (rows.sum(0) * word_weight).sum()
+    end = first_row + rows.shape[0]
+    # A power of two, so that a few lists serve all lengths.
+    row_weight = _row_weights(rows.device, 1 << (end - 1).bit_length())[first_row:end]
+    return (rows.sum(1) * row_weight).sum() + (rows.sum(0) * _word_weights(rows.device)).sum()
+
+
+@functools.cache
+def _row_weights(device: torch.device, num_rows: int) -> torch.Tensor:
+    row_index = torch.arange(1, 1 + num_rows, device=device)
+    return _settled(_mix(row_index * ROW_MULTIPLIER) << 1)
+
+
+@functools.cache
+def _word_weights(device: torch.device) -> torch.Tensor:
+    word_index = torch.arange(1, 1 + ROW_WORDS, device=device)
+    return _settled(_mix(word_index * WORD_MULTIPLIER) | 1)
+
+
+def _settled(weights: torch.Tensor) -> torch.Tensor:
+    """Weights that any stream may read from now on."""
+    if weights.is_cuda:
+        torch.cuda.current_stream(weights.device).synchronize()
+    return weights
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:

@@ -93,11 +93,14 @@ class SyncSession:
         trainers = self._trainers
         timeout_s = self._config.sync.sync_timeout_s
         with _timed(seconds, "pause"):
+            # The trainers are not waited for, unless the engines still pull for a sync that failed.
+            begun = [] if self._failed else trainers.submit("begin_sync", self._live_consumers())
             await self._on_all(lambda replica: replica.pause())
         with _timed(seconds, "start"):
             if self._failed:
                 await self._on_all(lambda replica: replica.abandon())
-            trainers.call("begin_sync", self._live_consumers(), timeout_s=timeout_s)
+                begun = trainers.submit("begin_sync", self._live_consumers())
+            trainers.wait(begun, "begin_sync", timeout_s)
             # From here on, until the end, the engines hold weights in part.
             self._failed = True
             # First, so that what is pulled first is ready when it is asked for.
@@ -106,13 +109,15 @@ class SyncSession:
         with _timed(seconds, "update"):
             await self._while_gathering(gathers, lambda replica: replica.update())
         with _timed(seconds, "finish"):
+            # Every pull has been served by now.
+            sums = trainers.submit("pull_sums") if self._sums_pulls else []
             version = f"sync-{self.num_syncs + 1}"
             await self._while_gathering(gathers, lambda replica: replica.finish_sync(version))
             producers = trainers.wait(gathers, "gather", timeout_s)
         if self._sums_pulls:
             with _timed(seconds, "check"):
-                sums = trainers.call("pull_sums", timeout_s=timeout_s)
-                await self._on_all(lambda replica: replica.check_pulls(sums))
+                sent = trainers.wait(sums, "pull_sums", timeout_s)
+                await self._on_all(lambda replica: replica.check_pulls(sent))
         with _timed(seconds, "resume"):
             await self._on_all(lambda replica: replica.resume())
         self._failed = False

@@ -242,7 +242,7 @@ class ProducerMixin:
                 f"{type(pulls).__name__} and {type(metadata).__name__}"
             )
         for seq, keys in enumerate(pulls):
-            self._plan(keys, consumer_id, seq)
+            self._plan(keys, consumer_id, seq).prepare()
         return self._direct.open(consumer_id, pulls, metadata, slots)
 
     def serve_stream(self, consumer_id: int, sync: int) -> int:

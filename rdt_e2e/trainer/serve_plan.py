@@ -10,7 +10,7 @@ import torch
 
 from rdt_e2e.errors import SyncError
 from rdt_e2e.trainer.packing import CopyList, PackedSlice, Source, lay_out, source
-from rdt_e2e.trainer.replay import FetchKey, check_key, replay
+from rdt_e2e.trainer.replay import FetchKey, OpSpec, check_key, replay
 
 
 class ServePlan:
@@ -62,13 +62,10 @@ class ServePlan:
         slices: list[Source] = []
         total = 0
         for index, (name, chain) in enumerate(self.wanted):
-            found = self._fixed.get(index)
-            if found is None:
-                owned = name in self._owned
-                whole = self._owned[name] if owned else published[name]
-                found = source(replay(name, whole, chain))
-                if owned and _is_view(found.piece, whole):
-                    self._fixed[index] = found
+            if name in self._owned:
+                found = self._from_shard(index, name, chain)
+            else:
+                found = source(replay(name, published[name], chain))
             slices.append(found)
             total += found.piece.nbytes
             if total > slot_bytes:
@@ -79,6 +76,25 @@ class ServePlan:
         if not self._places:
             self._places, self._num_bytes = lay_out([one.piece for one in slices])
         return slices, self._num_bytes
+
+    def prepare(self) -> None:
+        """Make the slices that are served from the shard, so that the first sync finds them made.
+
+        Raises:
+            SyncError: A chain does not fit its tensor.
+        """
+        for index, (name, chain) in enumerate(self.wanted):
+            if name in self._owned:
+                self._from_shard(index, name, chain)
+
+    def _from_shard(self, index: int, name: str, chain: tuple[OpSpec, ...]) -> Source:
+        found = self._fixed.get(index)
+        if found is None:
+            whole = self._owned[name]
+            found = source(replay(name, whole, chain))
+            if _is_view(found.piece, whole):
+                self._fixed[index] = found
+        return found
 
     def pack(self, slices: Sequence[Source], slot: torch.Tensor) -> None:
         """Copy the slices of `replay` into a slot, which is the same one in every sync."""

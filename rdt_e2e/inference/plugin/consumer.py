@@ -87,11 +87,11 @@ class Consumer(ShardedRDTWeightTransferEngine):
         self._in_flight: list[Flight] = []
         self._pull_sums: dict[tuple[int, int], torch.Tensor] = {}
         self._slice_sums: dict[Any, torch.Tensor] = {}
-        self._scatters: dict[int, ScatterList] = {}
         # A second init, by another trainer: the views of the first plan's chunks are of no use.
         self._pending_frees.clear()
         self._stop_threads()
         super().init_transfer_engine(init_info)
+        self._scatters = {id(chunk): ScatterList(chunk) for chunk in self._cached_plan.chunks}
         remember_transports()
         self._direct = self._open_streams() if init_info.transport == "nixl" else None
         self._readers = futures.ThreadPoolExecutor(
@@ -114,7 +114,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
         if self._direct is not None:
             # What an update left that never came, or failed elsewhere.
             self._settle()
-            self._begin_streams()
+            self._begin_streams(self._direct)
         super().start_weight_update()
 
     def receive_weights(self, update_info: Any) -> None:
@@ -232,7 +232,7 @@ class Consumer(ShardedRDTWeightTransferEngine):
         so that the first one needs no care.
         """
         if self._direct is not None and not self._in_flight:
-            self._begin_streams()
+            self._begin_streams(self._direct)
         for group in plan.pre_free:
             self._signal_group_done(group)
         for number in range(len(self._in_flight), len(plan.chunks)):
@@ -246,12 +246,12 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     @property
     def _most_in_flight(self) -> int:
-        return self._ring_depth - 1 if self._ring_depth > 2 else self._ring_depth
+        depth: int = self._ring_depth
+        return depth - 1 if depth > 2 else depth
 
-    def _begin_streams(self) -> None:
+    def _begin_streams(self, direct: DirectReads) -> None:
         """Start the producers' streams and issue the first pulls, whose slots nothing reads any more."""
-        assert self._direct is not None
-        self._direct.begin()
+        direct.begin()
         for number, chunk in enumerate(self._cached_plan.chunks[: self._most_in_flight]):
             self._issue_pull(chunk, number % self._ring_depth)
 
@@ -353,10 +353,8 @@ class Consumer(ShardedRDTWeightTransferEngine):
 
     def _scatter(self, item: ProcItem) -> None:
         """Copy a landed chunk's slices into the parameters."""
-        scatters = self._scatters.get(id(item.chunk))
-        if scatters is None:
-            scatters = self._scatters[id(item.chunk)] = ScatterList(item.chunk)
-        scatters.copy(self._dest_buffers[item.slot][torch.uint8], item.results)
+        blob = self._dest_buffers[item.slot][torch.uint8]
+        self._scatters[id(item.chunk)].copy(blob, item.results)
 
     def abandon(self) -> None:
         """Forget an update that failed here or on another rank, so that nothing of it comes later."""

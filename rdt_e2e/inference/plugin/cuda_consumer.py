@@ -31,8 +31,9 @@ class CudaConsumer(Consumer):
         blob had arrived as it was sent.
         """
         for layer in layers:
-            for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
-                if tensor.is_cuda:
+            # Not `parameters()`: its generators cost as much as the post-load step of a norm.
+            for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+                if tensor is not None and tensor.is_cuda:
                     tensor.data.record_stream(self._quant_stream)
         super()._run_quant(layers, ready)
 

@@ -32,12 +32,20 @@ class Run(NamedTuple):
     source_step: int
 
 
+class Stack(NamedTuple):
+    """The copies into one parameter."""
+
+    scatters: list[Any]
+    runs: list[Run]
+
+
 class ScatterList:
     """The copies of one chunk, found once and made in every sync.
 
     A Kimi K2 layer lands in some 300 slices. One by one, their copies take longer to launch than to
     run; the rows of a stack of experts lie at constant distances on both sides, so that they go in a
-    few strided copies of eight-byte words. What does not fit that is copied slice by slice.
+    few strided copies of eight-byte words, all of them in one call. What does not fit that is copied
+    slice by slice.
 
     Args:
         chunk: A pull of the plan: its keys, their places in the blob, and the recorded copies.
@@ -58,7 +66,8 @@ class ScatterList:
             owner = (id(scatter.layer), scatter.param_name)
             scatters[owner].append(scatter)
             copies[owner].append(Copy(words[0], offsets[scatter.src] // WORD_BYTES, words[1]))
-        self._stacks = [(scatters[owner], find_runs(copies[owner])) for owner in scatters]
+        self._stacks = [Stack(scatters[owner], find_runs(copies[owner])) for owner in scatters]
+        self._sources: tuple[int, list[list[torch.Tensor]]] = (0, [])
 
     @torch.no_grad()
     def copy(self, blob: torch.Tensor, results: Mapping[Any, torch.Tensor]) -> None:
@@ -68,24 +77,42 @@ class ScatterList:
             blob: The slot, 1-D uint8, at an address and of a length that are whole words.
             results: The slices by source, views of the slot.
         """
-        source = blob[: blob.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
         plain = list(self._plain)
-        for scatters, runs in self._stacks:
-            first = scatters[0]
-            target = _words_of(getattr(first.layer, first.param_name), first.dtype)
-            if target is None:
-                plain += scatters
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for stack, views in zip(self._stacks, self._views(blob), strict=True):
+            first = stack.scatters[0]
+            words = _words_of(getattr(first.layer, first.param_name), first.dtype)
+            if words is None:
+                plain += stack.scatters
                 continue
-            for run in runs:
-                shape = (run.num_copies, run.length)
-                target.as_strided(shape, (run.target_step, 1), run.target).copy_(
-                    source.as_strided(shape, (run.source_step, 1), run.source)
-                )
+            sources += views
+            targets += [
+                words.as_strided((run.num_copies, run.length), (run.target_step, 1), run.target)
+                for run in stack.runs
+            ]
+        if targets:
+            torch._foreach_copy_(targets, sources)
         for scatter in plain:
             parameter = getattr(scatter.layer, scatter.param_name)
             place = parameter.data.as_strided(scatter.shape, scatter.stride, scatter.offset)
             with torch._C.DisableTorchFunctionSubclass():
                 place.copy_(results[scatter.src])
+
+    def _views(self, blob: torch.Tensor) -> list[list[torch.Tensor]]:
+        """What each run reads, by stack; a chunk lands in the same slot in every sync."""
+        address, views = self._sources
+        if address != blob.data_ptr():
+            words = blob[: blob.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
+            views = [
+                [
+                    words.as_strided((run.num_copies, run.length), (run.source_step, 1), run.source)
+                    for run in stack.runs
+                ]
+                for stack in self._stacks
+            ]
+            self._sources = (blob.data_ptr(), views)
+        return views
 
 
 def find_runs(copies: Sequence[Copy]) -> list[Run]:
@@ -143,4 +170,6 @@ def _words_of(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Non
     data = parameter.data
     if data.dtype != dtype or not data.is_contiguous() or data.storage_offset() != 0:
         return None
+    if data.dim() and data.shape[-1] * data.itemsize % WORD_BYTES == 0:
+        return data.view(torch.int64)
     return as_words(as_bytes(data))
