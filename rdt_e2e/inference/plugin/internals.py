@@ -5,8 +5,10 @@ imports this module against the installed vLLM, so that a release that moves one
 fails there and not in the middle of a sync.
 """
 
+import time
 from importlib.metadata import PackageNotFoundError, version
 
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.sharded_rdt_engine import (
     ShardedRDTWeightTransferEngine,
@@ -55,7 +57,11 @@ __all__ = [
     "copy_into_kernel_storage",
     "install_engine",
     "materialize_layer",
+    "sleep_between_looks",
 ]
+
+LOOK_S = 0.0005
+"""Sleep of a vLLM process between two looks for the next call, where cores are scarce."""
 
 
 def installed_vllm() -> str:
@@ -94,3 +100,13 @@ def install_engine(name: str, engine: type[ShardedRDTWeightTransferEngine]) -> N
     """
     WeightTransferEngineFactory._registry.pop(name, None)
     WeightTransferEngineFactory.register_engine(name, engine)
+
+
+def sleep_between_looks() -> None:
+    """Let vLLM's processes sleep between two looks at their message queues, in this process.
+
+    For a second after each message a reader of vLLM 0.32.0 (`SpinCondition` in `shm_broadcast.py`) yields
+    and looks again, without a sleep. An engine core and a worker per rank then take all of two cores,
+    and Linux 6.18 starves whoever yields too often: one sync in three stood still for that second.
+    """
+    shm_broadcast.sched_yield = lambda: time.sleep(LOOK_S)

@@ -12,7 +12,11 @@ def register() -> None:
         EnvironmentCheckError: The installed vLLM is not a release the plugin was checked against.
     """
     from rdt_e2e.fabric.agent_config import configure_agents
-    from rdt_e2e.inference.plugin.internals import check_release, install_engine
+    from rdt_e2e.inference.plugin.internals import (
+        check_release,
+        install_engine,
+        sleep_between_looks,
+    )
 
     check_release()
     configure_agents()
@@ -26,5 +30,6 @@ def register() -> None:
     from rdt_e2e.inference.plugin.cpu_consumer import CpuConsumer
     from rdt_e2e.inference.plugin.fp8_reference import Fp8ReferenceConfig
 
+    sleep_between_looks()
     register_quantization_config("fp8")(Fp8ReferenceConfig)
     install_engine("sharded_rdt", CpuConsumer)
