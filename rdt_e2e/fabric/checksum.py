@@ -29,23 +29,24 @@ def checksum(raw: torch.Tensor) -> torch.Tensor:
     """
     if not starts_at_a_word(raw):
         raw = raw.clone()
-    row_bytes = ROW_WORDS * WORD_BYTES
-    whole = raw.numel() // row_bytes * row_bytes
-    total = torch.zeros((), dtype=torch.int64, device=raw.device)
-    if whole:
-        total += _weighted(raw[:whole].view(torch.int64).view(-1, ROW_WORDS), first_row=0)
-    if whole < raw.numel():
-        last = torch.zeros(row_bytes, dtype=torch.uint8, device=raw.device)
-        last[: raw.numel() - whole] = raw[whole:]
-        total += _weighted(last.view(torch.int64).view(1, ROW_WORDS), whole // row_bytes)
-    return total
-
-
-def _weighted(rows: torch.Tensor, first_row: int) -> torch.Tensor:
-    end = first_row + rows.shape[0]
+    end = raw.numel() // WORD_BYTES * WORD_BYTES
+    words = raw[:end].view(torch.int64)
+    num_rows = words.numel() // ROW_WORDS
+    tail = words[num_rows * ROW_WORDS :]
+    if end < raw.numel():
+        last = torch.zeros(WORD_BYTES, dtype=torch.uint8, device=raw.device)
+        last[: raw.numel() - end] = raw[end:]
+        tail = torch.cat([tail, last.view(torch.int64)])
     # A power of two, so that a few lists serve all lengths.
-    row_weight = _row_weights(rows.device, 1 << (end - 1).bit_length())[first_row:end]
-    return (rows.sum(1) * row_weight).sum() + (rows.sum(0) * _word_weights(rows.device)).sum()
+    row_weights = _row_weights(raw.device, 1 << num_rows.bit_length())
+    word_weights = _word_weights(raw.device)
+    # A launch costs more than most sums, so there are few.
+    total = (tail * (word_weights[: tail.numel()] + row_weights[num_rows])).sum()
+    if num_rows:
+        rows = words[: num_rows * ROW_WORDS].view(-1, ROW_WORDS)
+        total += (rows.sum(1) * row_weights[:num_rows]).sum()
+        total += (rows.sum(0) * word_weights).sum()
+    return total
 
 
 @functools.cache
