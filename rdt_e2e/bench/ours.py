@@ -23,7 +23,8 @@ from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import WeightMismatchError
-from rdt_e2e.inference.engine import InferenceFleet, inference_fleet
+from rdt_e2e.inference.engine import inference_fleet
+from rdt_e2e.inference.fleet import InferenceFleet
 from rdt_e2e.sync.record import SyncTiming
 from rdt_e2e.sync.session import SyncSession
 from rdt_e2e.trainer.fleet import TrainerFleet

@@ -19,7 +19,8 @@ from rdt_e2e.cluster.session import cluster_session
 from rdt_e2e.config import Config
 from rdt_e2e.console import Console
 from rdt_e2e.errors import EngineError, RdtE2EError, SyncError
-from rdt_e2e.inference.engine import InferenceFleet, inference_fleet
+from rdt_e2e.inference.engine import inference_fleet
+from rdt_e2e.inference.fleet import InferenceFleet
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

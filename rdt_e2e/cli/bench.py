@@ -158,6 +158,41 @@ def scale(
 
 
 @bench_app.command()
+def reads(
+    config: ConfigOption = "local",
+    gigabytes: Annotated[
+        float, typer.Option("--gb", metavar="GB", help="Size of a read; a pull of K2 is 2.26.")
+    ] = 0.1,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="R", min=2, help="Reads, one after another.")
+    ] = 24,
+    report: ReportOption = None,
+) -> None:
+    """Measure NIXL reads between two processes, with its progress thread as released and as set here.
+
+    With device cuda from the first GPU into the second.
+
+    \b
+    Examples:
+      rdt-e2e bench reads --config h200x2 --gb 2.26
+      rdt-e2e bench reads
+    """
+    from rdt_e2e.config import load_config
+    from rdt_e2e.environment import apply_environment
+
+    settings = load_config(config)
+    apply_environment(settings)
+    from rdt_e2e.bench.reads import ReadOptions, measure_reads, reads_table
+    from rdt_e2e.bench.result import write_report
+
+    options = ReadOptions(int(gigabytes * 1e9) // 4096 * 4096, repeats, settings.trainer.device)
+    found = measure_reads(options)
+    write_report(report, [asdict(one) for one in found])
+    for line in reads_table(found):
+        typer.echo(line)
+
+
+@bench_app.command()
 def bake(
     layers: Annotated[
         str, typer.Option("--layers", metavar="N,...", help="Numbers of decoder layers; 61 is K2.")

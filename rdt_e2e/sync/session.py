@@ -14,7 +14,7 @@ from rdt_e2e.sync.record import SyncTiming
 from rdt_e2e.trainer.fleet import TrainerFleet
 
 if TYPE_CHECKING:
-    from rdt_e2e.inference.engine import InferenceFleet
+    from rdt_e2e.inference.fleet import InferenceFleet
 
 
 END_TIMEOUT_S = 10.0

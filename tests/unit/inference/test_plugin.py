@@ -57,16 +57,18 @@ def test_registering_twice_keeps_one_consumer_under_vllms_name():
 
 def test_vllms_readers_sleep_between_two_looks(monkeypatch):
     """When this fails, look at `sleep_between_looks`: vLLM waits for messages in another way."""
+    import time
     from types import SimpleNamespace
 
     from vllm.distributed.device_communicators import shm_broadcast
 
     waiting = SimpleNamespace(is_reader=True, last_read=float("inf"), busy_loop_s=1.0)
-    yields, sleeps = [], []
+    yields: list[bool] = []
+    sleeps: list[float] = []
     monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: yields.append(True))
     shm_broadcast.SpinCondition.wait(waiting)
     assert yields == [True], "as released, a reader that has just read only yields"
-    monkeypatch.setattr(internals.time, "sleep", sleeps.append)
+    monkeypatch.setattr(time, "sleep", sleeps.append)
     internals.sleep_between_looks()
     shm_broadcast.SpinCondition.wait(waiting)
     assert (yields, sleeps) == ([True], [internals.LOOK_S])
