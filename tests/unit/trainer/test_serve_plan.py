@@ -43,9 +43,13 @@ def expected_of(owned, gathered):
     ]
 
 
-def test_new_weights_are_served_by_the_same_plan():
+@pytest.mark.parametrize("prepared", [False, True])
+def test_new_weights_are_served_by_the_same_plan(prepared):
     owned = tensor(1)
     plan = ServePlan(KEYS, {"owned": owned}, "consumer 0")
+    if prepared:
+        # At init, before any weights of a sync.
+        plan.prepare()
     slot = torch.zeros(SLOT_BYTES, dtype=torch.uint8)
     assert plan.gathered == ["gathered"]
     for seed in (2, 3, 4):
