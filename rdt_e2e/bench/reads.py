@@ -1,19 +1,16 @@
 """Reads between two processes by themselves, with NIXL's progress thread as released and as we set it."""
 
 import multiprocessing
-import queue
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
 
 import torch
 
 from rdt_e2e.errors import BackendUnavailableError, WeightMismatchError
-from rdt_e2e.fabric.agent import new_agent
-from rdt_e2e.fabric.agent_config import SLEEP_US
+from rdt_e2e.fabric.agent_config import SLEEP_US, build_agent, configure_agents
 from rdt_e2e.fabric.checksum import checksum
 from rdt_e2e.fabric.direct import DirectAgent, RemoteSlots
 
@@ -89,7 +86,7 @@ def reads_table(rows: Sequence[ReadTimes]) -> list[str]:
 def _measure(options: ReadOptions, delay_us: int) -> tuple[bool, list[float]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    results = context.Queue()
+    answer, results = context.Pipe(duplex=False)
     processes = [
         context.Process(target=_hold, args=(options, delay_us, here), daemon=True),
         context.Process(target=_read, args=(options, delay_us, there, results), daemon=True),
@@ -97,13 +94,9 @@ def _measure(options: ReadOptions, delay_us: int) -> tuple[bool, list[float]]:
     for process in processes:
         process.start()
     limit_s = START_TIMEOUT_S + options.repeats * READ_TIMEOUT_S
-    deadline = time.monotonic() + limit_s
     try:
-        while time.monotonic() < deadline and all(one.is_alive() for one in processes):
-            try:
-                found: tuple[bool, list[float]] = results.get(timeout=0.2)
-            except queue.Empty:
-                continue
+        if answer in wait([answer, *(one.sentinel for one in processes)], limit_s):
+            found: tuple[bool, list[float]] = answer.recv()
             return found
         raise BackendUnavailableError(
             f"bench reads: no result within {limit_s:.0f} s, or a process ended before; run "
@@ -120,7 +113,8 @@ def _buffer(options: ReadOptions, delay_us: int, side: int) -> tuple[DirectAgent
     if device.type == "cuda":
         device = torch.device("cuda", min(side, torch.cuda.device_count() - 1))
         torch.cuda.set_device(device)
-    agent = new_agent(delay_us)
+    configure_agents(delay_us)
+    agent = build_agent("UCX")
     buffer = torch.zeros(options.num_bytes, dtype=torch.uint8, device=device)
     agent.register_memory(buffer)
     return DirectAgent(device, agent), buffer
@@ -133,7 +127,7 @@ def _hold(options: ReadOptions, delay_us: int, pipe: Connection) -> None:
     pipe.recv()  # Nothing comes: the other side reads, and then both are ended.
 
 
-def _read(options: ReadOptions, delay_us: int, pipe: Connection, results: Any) -> None:
+def _read(options: ReadOptions, delay_us: int, pipe: Connection, results: Connection) -> None:
     agent, buffer = _buffer(options, delay_us, 1)
     slots: RemoteSlots
     slots, total = pipe.recv()
@@ -152,5 +146,4 @@ def _read(options: ReadOptions, delay_us: int, pipe: Connection, results: Any) -
             check=lambda: None,
         )
         seconds.append(time.perf_counter() - started)
-    results.put((int(checksum(buffer)) == total, seconds))
-    pipe.recv()  # As above: what is put has to get out.
+    results.send((int(checksum(buffer)) == total, seconds))

@@ -1,8 +1,6 @@
 """This process's NIXL agent, reached through Ray Direct Transport."""
 
-import importlib
 import os
-import uuid
 from typing import Any
 
 import torch
@@ -40,25 +38,6 @@ def nixl_agent() -> Any:
 
     manager: Any = get_tensor_transport_manager("NIXL")
     return manager.get_nixl_agent()
-
-
-def new_agent(progress_delay_us: int) -> Any:
-    """Another NIXL agent for this process, outside Ray, for measuring.
-
-    Args:
-        progress_delay_us: As in `configure_agents`.
-
-    Raises:
-        BackendUnavailableError: There is none to be had.
-    """
-    configure_agents(progress_delay_us)
-    try:
-        api: Any = importlib.import_module("nixl._api")
-        return api.nixl_agent(f"rdt-e2e-{uuid.uuid4()}", api.nixl_agent_config(backends=["UCX"]))
-    except Exception as error:
-        raise BackendUnavailableError(
-            f"NIXL gives no agent here: {error}; run `rdt-e2e doctor` on this node"
-        ) from error
 
 
 def num_registered() -> int | None:

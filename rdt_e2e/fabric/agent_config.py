@@ -13,6 +13,7 @@ delay the thread sleeps until UCX has an event. `docs/performance.md` has the fi
 import importlib
 import importlib.util
 import logging
+import uuid
 from importlib.metadata import version
 from typing import Any
 
@@ -44,6 +45,12 @@ def configure_agents(progress_delay_us: int = SLEEP_US) -> bool:
         if importlib.util.find_spec(variant) is not None:
             _replace_config(importlib.import_module(f"{variant}._bindings"), progress_delay_us)
     return True
+
+
+def build_agent(backend: str) -> Any:
+    """Another NIXL agent for this process, outside Ray, with what `configure_agents` set last."""
+    api: Any = importlib.import_module("nixl._api")
+    return api.nixl_agent(f"rdt-e2e-{uuid.uuid4()}", api.nixl_agent_config(backends=[backend]))
 
 
 def _replace_config(bindings: Any, progress_delay_us: int) -> None:

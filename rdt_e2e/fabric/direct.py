@@ -201,6 +201,7 @@ class DirectAgent:
 
     def _poll(self, done: Callable[[], bool], limit_s: float, what: str, check: Check) -> None:
         started = checked = time.monotonic()
+        longest = MAX_POLLS * self._poll_s
         while not done():
             now = time.monotonic()
             if now - started >= limit_s:
@@ -208,7 +209,6 @@ class DirectAgent:
             if now - checked >= CHECK_S:
                 checked = now
                 check()
-            longest = MAX_POLLS * self._poll_s
             time.sleep(min(max(self._poll_s, POLL_SHARE * (now - started)), longest))
 
 

@@ -1,8 +1,6 @@
 """One end of a NIXL read between two processes, for measuring a fabric by itself, without RDT."""
 
-import importlib
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 
 from rdt_e2e.environment import trace_ucx
 from rdt_e2e.errors import BackendUnavailableError, PullTimeoutError
+from rdt_e2e.fabric.agent_config import build_agent
 from rdt_e2e.fabric.probe import read_ucx_log, ucx_lanes
 
 POLL_S = 0.0001
@@ -72,11 +71,9 @@ class Peer:
     def __init__(self, device: torch.device, num_bytes: int, backend: str, folder: Path) -> None:
         self._log = folder / "ucx.log"
         trace_ucx(self._log)
-        api: Any = importlib.import_module("nixl._api")
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         try:
-            config = api.nixl_agent_config(backends=[backend])
-            self._agent: Any = api.nixl_agent(f"rdt-e2e-{uuid.uuid4()}", config)
+            self._agent = build_agent(backend)
             self._registration = self._agent.register_memory(self._buffer)
         except Exception as error:
             raise BackendUnavailableError(

@@ -41,6 +41,13 @@ def test_a_config_takes_our_settings_whatever_is_asked_for(bindings):
     assert config.useProgThread
 
 
+def test_the_progress_thread_sleeps_unless_told_otherwise(bindings):
+    assert agent_config.configure_agents()
+    config = bindings.nixlAgentConfig()
+    config.pthrDelay = 0
+    assert config.pthrDelay == agent_config.SLEEP_US > 0
+
+
 def test_an_untested_release_is_left_alone(bindings, monkeypatch, caplog):
     before = bindings.nixlAgentConfig
     monkeypatch.setattr(agent_config, "version", lambda _name: "2.0.0")
